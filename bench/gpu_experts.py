@@ -23,9 +23,10 @@ from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSp
 from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.experts.grouped import Stack, Tiling, grouped, looks, pairs_per_tile
 from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack, narrow_grouped
+from tokenmill.kernels.triton.experts.narrow_streamed import can_stream_experts, narrow_streamed
 from tokenmill.kernels.triton.experts.route import pick, route
 from tokenmill.kernels.triton.experts.route_few import pick_few
-from tokenmill.kernels.triton.experts.sorting import sort_pairs
+from tokenmill.kernels.triton.experts.sorting import sort_pairs, sort_rows
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kernels.triton.quantised.codes import FLOATS
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowForm
@@ -75,7 +76,10 @@ NARROW_ROWS = [(64, 256, 3, 4), (64, 256, 4, 4), (128, 256, 2, 8)]
 NARROW_MANY = [(128, 128, 3, 8), (128, 128, 4, 8), (128, 64, 4, 8), (64, 128, 4, 4)]
 """Cuts of 8 bit tables: for any, for those without blocks of scales, for tiles of 128 pairs."""
 WORDS = [(64, 128, 4, 4), (64, 128, 3, 4), (64, 128, 2, 4), (128, 128, 3, 4), (128, 128, 3, 8), (128, 128, 2, 8)]
-"""Cuts of 4 bit tables."""
+STREAMED = [(128, 4, 4, 80, 3), (128, 4, 4, 80, 99), (128, 6, 4, 104, 2), (128, 4, 4, 104, 2), (128, 3, 4, 104, 2),
+            (64, 8, 4, 64, 99)]  # fmt: skip
+STREAMED_MANY = [(256, 2, 8, 168, 1), (256, 3, 8, 168, 1), (128, 4, 8, 104, 1)]
+"""Cuts of 4 bit tables; those for the kernel of Hopper: up to 64 pairs a tile, and more."""
 KINDS = ("bf16", "fp8", "fp8-blocks", "int8", "int4-32", "int4-128", "fp4-32")
 
 
@@ -245,6 +249,8 @@ def several_cases(d: Data) -> Iterator[Case]:
         call = partial(several, h, act=None, up=False, pdl=pdl, tiling=t)
         run = lambda i, call=call: call(weight=d.downs[i], ids=ids[i], order=orders[i])  # noqa: E731
         yield f"down {t}", run, d.bytes, d.flops
+    if isinstance(d.ups[0], NarrowStack) and can_stream_experts(d.x, d.ups[0], gated=True):
+        yield from streamed_cases(d, size, ids, h)
     parts = rand(tokens * TOP, HIDDEN)
     yield "combine", lambda i: combine(parts, *d.picks[i], d.x, EXPERTS, BF16, pdl=pdl), 2.0 * parts.numel(), 0.0
     if d.kind in ("fp8", "fp8-blocks", "int8"):
@@ -256,6 +262,22 @@ def several_cases(d: Data) -> Iterator[Case]:
         rows, mm = rand(tokens * TOP, HIDDEN), torch._grouped_mm
         yield "torch grouped up", lambda i: mm(rows, d.ups[i].table.transpose(1, 2), ends[i]), 2 * d.bytes, 2 * d.flops
         yield "torch grouped down", lambda i: mm(h, d.downs[i].table.transpose(1, 2), ends[i]), d.bytes, d.flops
+
+
+def streamed_cases(d: Data, size: int, ids: list[torch.Tensor], h: torch.Tensor) -> Iterator[Case]:
+    """4 bits on Hopper."""
+    sort = partial(sort_rows, d.x, experts=EXPERTS, per_tile=size, scratch=d.scratch, pdl=d.pdl)
+    yield "sort rows", lambda i: sort(ids=ids[i]), 0.0, 0.0
+    laid = [sort(ids=p) for p in ids]
+    for cut in STREAMED if size <= 64 else STREAMED_MANY:
+        config = cut[0], size, *cut[1:]
+        if cut[0] >= 32 * cut[2]:  # a thread has both halves of what is gated
+            call = partial(narrow_streamed, act="silu_mul", up=True, pdl=d.pdl, cut=config)
+            run = lambda i, call=call: call(laid[i][1], d.ups[i], laid[i][0])  # noqa: E731
+            yield f"streamed up {config}", run, 2 * d.bytes, 2 * d.flops
+        call = partial(narrow_streamed, act=None, up=False, pdl=d.pdl, cut=config)
+        run = lambda i, call=call: call(h, d.downs[i], laid[i][0])  # noqa: E731
+        yield f"streamed down {config}", run, d.bytes, d.flops
 
 
 def pick_cases(d: Data) -> Iterator[Case]:

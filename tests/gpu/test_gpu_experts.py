@@ -219,7 +219,7 @@ def test_quantised_experts_are_recorded(scheme, tmp_path):
     assert all(len(o.outputs[0].token_ids) == 12 for o in outputs)
 
 
-@pytest.mark.parametrize("kind", ["fp8", "blocks", "int4", "fp4/32", "nf4/64"])
+@pytest.mark.parametrize("kind", ["fp8", "blocks", "int4", "int4z/32", "fp4/16", "fp4/32", "nf4/64"])
 @pytest.mark.parametrize("tokens", [1, 5, 64, 300, 2048])
 def test_packed_experts(kind, tokens):
     from gpu_narrow_helpers import matrix as made

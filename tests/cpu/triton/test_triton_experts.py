@@ -18,7 +18,7 @@ from tokenmill.kernels.triton.experts.grouped import Stack, Tiling, grouped  # n
 from tokenmill.kernels.triton.experts.mixture import stack  # noqa: E402
 from tokenmill.kernels.triton.experts.route import pick, route  # noqa: E402
 from tokenmill.kernels.triton.experts.route_few import pick_few  # noqa: E402
-from tokenmill.kernels.triton.experts.sorting import sort_pairs  # noqa: E402
+from tokenmill.kernels.triton.experts.sorting import sort_pairs, sort_rows  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.quant.dense import DenseWeight  # noqa: E402
 
@@ -118,6 +118,18 @@ def test_pairs_are_sorted_by_expert(tokens, per_tile, skewed):
         covered += range(first, last)
     assert covered == list(range(len(wanted)))
     assert not scratch.counters(ids.device).any()
+
+
+@pytest.mark.parametrize(("tokens", "per_tile"), [(9, 4), (21, 16), (47, 4)])
+def test_rows_are_laid_in_the_order_of_experts(tokens, per_tile):
+    experts, x = 9, torch.randn(tokens, 2100)
+    ids = torch.randint(0, experts, (tokens, 3))
+    ids[1, 1], ids[2, 2] = -1, experts
+    wanted = sort_pairs(ids, experts, per_tile, Scratch(1 << 8, 8), pdl=False)
+    order, rows = sort_rows(x, ids, experts, per_tile, Scratch(1 << 8, 8), pdl=False)
+    real = int(((ids >= 0) & (ids < experts)).sum())
+    assert torch.equal(order.order[:real], wanted.order[:real]) and torch.equal(order.tiles, wanted.tiles)
+    assert torch.equal(rows[:real], x[order.order[:real].long() // 3])
 
 
 def exact_experts(x, ups, downs, ids, gates, act):

@@ -3,6 +3,7 @@
     one token     norm, router and choice | norm, gate and up | down, weighting, sum, residual
     few           norm, router and choice | gate and up | down | weighted sum and residual
     many          norm | router | choice | sorting by expert (two) | gate and up | down | weighted sum and residual
+    4 bits        as few and many, on Hopper with tokens' rows laid in the order of experts before gate and up
     adapters      as many, with two launches more for each of the two products
 Experts that every token visits are one more of the stacked ones where they have their shape: always chosen, last.
 Nothing waits for the device, so that every step can be recorded. Must not know: families, checkpoints.
@@ -22,10 +23,11 @@ from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.experts.grouped import STEADY, Stack, grouped, looks, pairs_per_tile
 from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack, narrow_grouped
 from tokenmill.kernels.triton.experts.narrow_one import narrow_one, spread_one, takes_one
+from tokenmill.kernels.triton.experts.narrow_streamed import can_stream_experts, narrow_streamed, pick_cut
 from tokenmill.kernels.triton.experts.operands import Whose, finish_pairs, pair_lanes
 from tokenmill.kernels.triton.experts.route import SHARED_GATED, SHARED_PLAIN, pick, route
 from tokenmill.kernels.triton.experts.route_few import pick_few, splits
-from tokenmill.kernels.triton.experts.sorting import Sorted, sort_pairs
+from tokenmill.kernels.triton.experts.sorting import Sorted, sort_pairs, sort_rows
 from tokenmill.kernels.triton.launch import Launch
 from tokenmill.kernels.triton.pruned.layout import PrunedMatrix
 from tokenmill.kernels.triton.quantised.narrow import BLOCK
@@ -162,6 +164,9 @@ class StackedMixture:
 
     def _several(self, h: Tensor, ids: Tensor, gates: Tensor, residual: Tensor | None, whose: Whose | None) -> Tensor:
         pdl, pairs, steady = self.launch.pdl, ids.numel(), self.launch.steady
+        if whose is None and not steady and self._streams(h):
+            parts = self._streamed(h, ids)
+            return combine(parts, ids, gates, residual, self.experts, h.dtype, pdl=pdl)
         order = None
         if steady or whose is not None or not looks(pairs, self.experts):
             per_tile = STEADY.pairs if steady else pairs_per_tile(pairs, self.experts)
@@ -174,6 +179,24 @@ class StackedMixture:
             inner = self._product_adapted(h, (self.ups, ups), ids, order, whose, self.mixture.act)
             parts = self._product_adapted(inner, (self.downs, downs), ids, order, whose, None)
         return combine(parts, ids, gates, residual, self.experts, h.dtype, pdl=pdl)
+
+    def _streams(self, h: Tensor) -> bool:
+        """Do both products go through narrow_streamed.py?"""
+        ups, downs = self.ups, self.downs
+        if not self.launch.hopper or not isinstance(ups, NarrowStack) or not isinstance(downs, NarrowStack):
+            return False
+        gated = act_parts(self.mixture.act)[1]
+        return can_stream_experts(h, ups, gated=gated) and can_stream_experts(h, downs, gated=False)
+
+    def _streamed(self, h: Tensor, ids: Tensor) -> Tensor:
+        """Both products of every pair, in the order of pairs."""
+        ups, downs, act, pdl = self.ups, self.downs, self.mixture.act, self.launch.pdl
+        assert isinstance(ups, NarrowStack) and isinstance(downs, NarrowStack)
+        size = pairs_per_tile(ids.numel(), self.experts)
+        order, rows = sort_rows(h, ids, self.experts, size, self.launch.scratch, pdl=pdl)
+        cut = pick_cut(size, gated=act_parts(act)[1])
+        inner = narrow_streamed(rows, ups, order, act, up=True, pdl=pdl, cut=cut)
+        return narrow_streamed(inner, downs, order, None, up=False, pdl=pdl, cut=pick_cut(size, gated=False))
 
     def _product_adapted(
         self,

@@ -1,4 +1,5 @@
-"""Pairs of (token, expert) in the order of experts. Owns: a stable counting sort in two launches, and its tiles.
+"""Pairs of (token, expert) in the order of experts. Owns: a stable counting sort (two launches; one for few pairs), its
+tiles, and tokens' rows laid in that order.
 
 Must not know: what is done with them. A pair without an expert (id outside 0..E-1) is in no tile.
 """
@@ -16,6 +17,8 @@ from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, w
 
 _BLOCK = 16 if INTERPRETED else 128
 """Pairs that one program ranks at once."""
+_FEW = 64 if INTERPRETED else 1024
+"""Pairs up to which programs find their places by looking at all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,27 @@ class Sorted:
 
     order: Tensor
     tiles: Tensor
+
+
+@triton.jit
+def _write_tiles(tile_ptr, held, tiles, BE: tl.constexpr, BM: tl.constexpr):
+    """The tiles of experts that have so many pairs each [BE] -> where each expert's begin."""
+    e = tl.arange(0, BE)
+    begins = tl.cumsum(held, axis=0) - held
+    needed = tl.cdiv(held, BM)
+    tile = tl.cumsum(needed, axis=0) - needed
+    for i in range(0, tl.max(needed, axis=0)):
+        here = tile_ptr + (tile + i) * 3
+        tl.store(here, e, mask=i < needed)
+        tl.store(here + 1, begins + i * BM, mask=i < needed)
+        tl.store(here + 2, tl.minimum(begins + (i + 1) * BM, begins + held), mask=i < needed)
+    used = tl.sum(needed, axis=0)
+    for i in range(0, tl.cdiv(tiles - used, BE)):
+        spare = used + i * BE + e
+        tl.store(tile_ptr + spare * 3, 0, mask=spare < tiles)
+        tl.store(tile_ptr + spare * 3 + 1, 0, mask=spare < tiles)
+        tl.store(tile_ptr + spare * 3 + 2, 0, mask=spare < tiles)
+    return begins
 
 
 @triton.jit(do_not_specialize=["pairs", "blocks", "tiles", "rounds"])
@@ -58,20 +82,7 @@ def _count_kernel(
             b = (at + tl.arange(0, BB))[:, None]
             held += tl.sum(tl.load(start_ptr + b * BE + e[None, :], mask=b < blocks, other=0, cache_modifier=".cg"), 0)
         held = tl.where(e < E, held, 0)
-        begins = tl.cumsum(held, axis=0) - held
-        needed = tl.cdiv(held, BM)
-        tile = tl.cumsum(needed, axis=0) - needed
-        for i in range(0, tl.max(needed, axis=0)):
-            here = tile_ptr + (tile + i) * 3
-            tl.store(here, e, mask=i < needed)
-            tl.store(here + 1, begins + i * BM, mask=i < needed)
-            tl.store(here + 2, tl.minimum(begins + (i + 1) * BM, begins + held), mask=i < needed)
-        used = tl.sum(needed, axis=0)
-        for i in range(0, tl.cdiv(tiles - used, BE)):
-            spare = used + i * BE + e
-            tl.store(tile_ptr + spare * 3, 0, mask=spare < tiles)
-            tl.store(tile_ptr + spare * 3 + 1, 0, mask=spare < tiles)
-            tl.store(tile_ptr + spare * 3 + 2, 0, mask=spare < tiles)
+        begins = _write_tiles(tile_ptr, held, tiles, BE, BM)
         for at in range(0, blocks, BB):
             b = (at + tl.arange(0, BB))[:, None]
             spots = start_ptr + b * BE + e[None, :]
@@ -93,6 +104,72 @@ def _place_kernel(
     real = (expert >= 0) & (expert < E)
     start = tl.load(start_ptr + block // rounds * BE + expert, mask=real, other=0)
     tl.store(order_ptr + start + tl.load(rank_ptr + p, mask=real, other=0), p, mask=real)
+
+
+@triton.jit
+def _lay_row(x_ptr, out_ptr, source, target, K: tl.constexpr):
+    """One row of x to where it belongs."""
+    STEP: tl.constexpr = 2048
+    for at in tl.static_range(0, K, STEP):
+        k = at + tl.arange(0, STEP)
+        row = tl.load(x_ptr + source.to(tl.int64) * K + k, mask=k < K)
+        tl.store(out_ptr + target.to(tl.int64) * K + k, row, mask=k < K)
+
+
+@triton.jit(do_not_specialize=["pairs", "tiles"])
+def _few_kernel(
+    id_ptr, order_ptr, tile_ptr, x_ptr, out_ptr, pairs, tiles, TOP,
+    E: tl.constexpr, BE: tl.constexpr, BP: tl.constexpr, BM: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The first program writes the tiles, each other one finds the place of one pair. BP: at least all pairs."""
+    begin(PDL)
+    me = tl.program_id(0) - 1
+    p = tl.arange(0, BP)
+    wait(PDL)
+    ids = tl.load(id_ptr + p, mask=p < pairs, other=-1).to(tl.int32)
+    ids = tl.where((ids >= 0) & (ids < E), ids, E)
+    if me < 0:
+        held = tl.histogram(ids, BE)
+        _write_tiles(tile_ptr, tl.where(tl.arange(0, BE) < E, held, 0), tiles, BE, BM)
+    else:
+        expert = tl.load(id_ptr + me).to(tl.int32)
+        if (expert >= 0) & (expert < E):
+            slot = tl.sum(((ids < expert) | ((ids == expert) & (p < me))).to(tl.int32), axis=0)
+            tl.store(order_ptr + slot, me)
+            _lay_row(x_ptr, out_ptr, me // TOP, slot, K)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _lay_kernel(x_ptr, order_ptr, out_ptr, pairs, TOP, K: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
+    slot = tl.program_id(0)
+    wait(PDL)
+    pair = tl.load(order_ptr + slot)
+    if (pair >= 0) & (pair < pairs):  # places of pairs without an expert hold anything
+        _lay_row(x_ptr, out_ptr, pair // TOP, slot, K)
+
+
+def sort_rows(
+    x: Tensor, ids: Tensor, experts: int, per_tile: int, scratch: Scratch, *, pdl: bool
+) -> tuple[Sorted, Tensor]:
+    """ids [T, k] sorted as `sort_pairs` does, and rows of x [T, K] in that order [T * k, K]; those of pairs without an
+    expert: undefined."""
+    pairs, top, device = ids.numel(), ids.shape[1], ids.device
+    rows = torch.empty((pairs, x.shape[1]), dtype=x.dtype, device=device)
+    if pairs > _FEW:
+        order = sort_pairs(ids, experts, per_tile, scratch, pdl=pdl)
+        _lay_kernel[(pairs,)](x, order.order, rows, pairs, top, K=x.shape[1], PDL=pdl, num_warps=4, launch_pdl=pdl)
+        return order, rows
+    tiles = min(experts, pairs) + pairs // per_tile
+    order = Sorted(
+        torch.empty(pairs, dtype=torch.int32, device=device), torch.empty((tiles, 3), dtype=torch.int32, device=device)
+    )
+    _few_kernel[(1 + pairs,)](
+        ids, order.order, order.tiles, x, rows, pairs, tiles, top, E=experts, BE=pow2(experts + 1),
+        BP=next(size for size in (64, 256, _FEW) if pairs <= size), BM=per_tile, K=x.shape[1], PDL=pdl, num_warps=4,
+        launch_pdl=pdl,
+    )  # fmt: skip
+    return order, rows
 
 
 def sort_pairs(ids: Tensor, experts: int, per_tile: int, scratch: Scratch, *, pdl: bool) -> Sorted:

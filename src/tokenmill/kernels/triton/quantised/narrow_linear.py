@@ -129,9 +129,16 @@ def default_stream(rows: int, width: int, inner: int, *, gated: bool) -> Way:
         return "stream", 128, 128, split, 4, 8, 104
     high = gated or width >= 128 * _RESIDENT
     tiles = -(-width // (64 if gated or not high else 128))
-    split = max(1, min(8, blocks // 4, round((_RESIDENT if rows <= 32 else _RESIDENT // 2) / tiles)))
+    split = _parts(tiles, blocks, _RESIDENT if rows <= 32 else _RESIDENT // 2)
     stages = 4 if high else 6 if rows <= 32 else 8
-    return "stream", 128 if high else 64, 64, split, min(stages, -(-blocks // split)), 4, 104
+    return "stream", 128 if high else 64, 64, split, min(stages, -(-blocks // split) // 2 * 2), 4, 104
+
+
+def _parts(tiles: int, blocks: int, room: int) -> int:
+    """Parts of K with which all programs, of which `room` are there at once, end first: one more than there is room for
+    takes another round. To begin and to end takes a program as long as four blocks."""
+    rounds = {split: -(-tiles * split // room) for split in range(1, max(1, min(8, blocks // 4)) + 1)}
+    return min(rounds, key=lambda split: (rounds[split] * (-(-blocks // split) + 4), split))
 
 
 def narrow_linear(

@@ -27,8 +27,8 @@ from tokenmill.kernels.triton.quantised.codes import float_asm, integer_asm, loo
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
 
 Config = tuple[int, int, int, int, int, int]
-"""BN (both halves of a gated weight), the most rows of a tile, split, stages, warps, registers of a thread at the
-start."""
+"""BN (both halves of a gated weight), the most rows of a tile, split, stages (blocks of 128 columns under way), warps,
+registers of a thread at the start."""
 
 
 @gluon.constexpr_function
@@ -37,6 +37,30 @@ def _rows_of(height, warps):
     repeated = [[0, 8]] + [[0, 16 * warps << i] for i in range(16) if 16 * warps << i < height]
     warp_bases = [[0, 16 << i] for i in range(8) if 1 << i < warps]
     return gl.DistributedLinearLayout(repeated, [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]], warp_bases, [], [1, height])
+
+
+@gluon.constexpr_function
+def groups_of(group):
+    """Groups of scales in a block of 128 columns."""
+    return 1 if group >= 128 else 128 // group
+
+
+@gluon.constexpr_function
+def step_bytes(rows, height, groups, zero, pair):
+    """All that comes for a step: words, rows, scales and zeros."""
+    return pair * (height * 64 + rows * 256 + groups * height * (4 if zero else 2))
+
+
+@gluon.constexpr_function
+def sums_layout(width, warps):
+    """How the multiplying warps hold sums [rows of the weight, width]."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, width, 16])
+
+
+@gluon.constexpr_function
+def results_layout(warps):
+    """How they hold what is written: neighbouring rows of the weight are neighbours in memory then."""
+    return gl.BlockedLayout([4, 1], [16, 2], [1, warps], [0, 1])
 
 
 @gluon.jit
@@ -64,151 +88,243 @@ def _ask(desc, bar, tile, line, n, partner, ALONG: gl.constexpr, GATED: gl.const
 
 
 @gluon.jit
-def _fill(
-    w_desc, scale_desc, zero_desc, bar, w_ring, scale_ring, zero_ring, stage, block, n, partner,
-    GROUP: gl.constexpr, GROUPS: gl.constexpr, ZERO: gl.constexpr, GATED: gl.constexpr,
+def fill(
+    w_desc, scale_desc, zero_desc, bar, w_ring, scale_ring, zero_ring, stage, step, n, partner, row, line,
+    GROUP: gl.constexpr, GROUPS: gl.constexpr, ZERO: gl.constexpr, GATED: gl.constexpr, PAIR: gl.constexpr,
 ):  # fmt: skip
-    """Ask for the words, scales and zeros of a block of 128 columns."""
-    _ask(w_desc, bar, w_ring.index(stage), block * 32, n, partner, 0, GATED)
-    for g in gl.static_range(GROUPS):
-        group = block * 128 // GROUP + g
-        _ask(scale_desc, bar, scale_ring.index(stage * GROUPS + g), group, n, partner, 1, GATED)
-        if ZERO:
-            _ask(zero_desc, bar, zero_ring.index(stage * GROUPS + g), group, n, partner, 1, GATED)
+    """Ask for the words, scales and zeros of a step. row, line: where the matrix begins among others' rows, and its
+    groups among theirs."""
+    _ask(w_desc, bar, w_ring.index(stage), step * (32 * PAIR), row + n, row + partner, 0, GATED)
+    for b in gl.static_range(PAIR):
+        for g in gl.static_range(GROUPS):
+            group = line + (step * PAIR + b) * 128 // GROUP + g
+            at = (stage * PAIR + b) * GROUPS + g
+            _ask(scale_desc, bar, scale_ring.index(at), group, n, partner, 1, GATED)
+            if ZERO:
+                _ask(zero_desc, bar, zero_ring.index(at), group, n, partner, 1, GATED)
 
 
 @gluon.jit
-def _fill_rows(x_desc, bar, x_ring, stage, block, m):
-    """Ask for 128 columns of the rows, as the four planes of words."""
-    for p in gl.static_range(4):
-        tma.async_copy_global_to_shared(x_desc, [m, block * 128 + p * 32], bar, x_ring.index(stage * 4 + p))
+def fill_rows(x_desc, bar, x_ring, stage, step, m, PAIR: gl.constexpr):
+    """Ask for a step's columns of the rows."""
+    for i in gl.static_range(2 * PAIR):
+        column = (step * (2 * PAIR) + i) * 64
+        tma.async_copy_global_to_shared(x_desc, [m, column], bar, x_ring.index(stage * (2 * PAIR) + i))
 
 
 @gluon.jit
-def _copy(
-    x_desc, w_desc, scale_desc, zero_desc, x_ring, w_ring, scale_ring, zero_ring, full, free, m, n, partner, first,
-    BLOCKS: gl.constexpr, GROUP: gl.constexpr, GROUPS: gl.constexpr, ZERO: gl.constexpr, GATED: gl.constexpr,
-    STAGES: gl.constexpr, BYTES: gl.constexpr, PDL: gl.constexpr,
+def make_rings(
+    x_desc, w_desc, scale_desc, zero_desc, BM: gl.constexpr, BN: gl.constexpr, GROUPS: gl.constexpr,
+    ZERO: gl.constexpr, PAIR: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp. BYTES: all that comes for a block."""
-    for i in gl.static_range(STAGES):
-        if i < BLOCKS:
-            mbarrier.expect(full.index(i), BYTES)
-            _fill(w_desc, scale_desc, zero_desc, full.index(i), w_ring, scale_ring, zero_ring, i, first + i, n, partner,
-                  GROUP, GROUPS, ZERO, GATED)  # fmt: skip
-    wait(PDL)
-    for i in gl.static_range(STAGES):
-        if i < BLOCKS:
-            _fill_rows(x_desc, full.index(i), x_ring, i, first + i, m)
-    for i in range(STAGES, BLOCKS):
-        stage = i % STAGES
-        mbarrier.wait(free.index(stage), (i // STAGES + 1) & 1)
-        mbarrier.expect(full.index(stage), BYTES)
-        _fill(w_desc, scale_desc, zero_desc, full.index(stage), w_ring, scale_ring, zero_ring, stage, first + i, n,
-              partner, GROUP, GROUPS, ZERO, GATED)  # fmt: skip
-        _fill_rows(x_desc, full.index(stage), x_ring, stage, first + i, m)
-
-
-@gluon.jit
-def _number(w, less, SHIFT: gl.constexpr, TABLE: gl.constexpr):
-    """One nibble of each word as bfloat16; less: what 128 + q is too much by, of integers."""
-    if TABLE == 0:
-        q = gl.inline_asm_elementwise(integer_asm(SHIFT), "=r,r,r", [w, less], dtype=gl.bfloat16, is_pure=True, pack=2)
-    else:
-        q = gl.inline_asm_elementwise(float_asm(SHIFT, "bf16"), "=r,r", [w], dtype=gl.bfloat16, is_pure=True, pack=2)
-    return q
-
-
-@gluon.jit
-def _begin_products(
-    acc, w, x_ring, scale_ring, zero_ring, stage,
-    GROUPS: gl.constexpr, ZERO: gl.constexpr, TABLE: gl.constexpr, LEFT: gl.constexpr, WARPS: gl.constexpr,
-):  # fmt: skip
-    """acc and the left operands of four products that are under way: tensor cores read both until these end."""
-    AT_ONCE: gl.constexpr = looks_up(TABLE, gl.bfloat16, False)
-    rows: gl.constexpr = w.shape[0]
-    like = w.to(gl.bfloat16, bitcast=True)
-    held = ()
-    if AT_ONCE:
-        every = planes(w, gl.bfloat16, TABLE)
-    for g in gl.static_range(GROUPS):
-        scale = _of_rows(scale_ring.index(stage * GROUPS + g), LEFT, WARPS)
-        less = gl.full([rows], -136.0, gl.float32, gl.SliceLayout(1, LEFT))
-        if ZERO:
-            less -= _of_rows(zero_ring.index(stage * GROUPS + g), LEFT, WARPS)
-        _, scales = gl.broadcast(like, scale.to(gl.bfloat16)[:, None])
-        _, lesses = gl.broadcast(like, less.to(gl.bfloat16)[:, None])
-        for p in gl.static_range(g * (4 // GROUPS), (g + 1) * (4 // GROUPS)):
-            if AT_ONCE:
-                q = every[p]
-            else:
-                q = _number(w, lesses, p * 4, TABLE)
-            left = q * scales
-            acc = warpgroup_mma(left, x_ring.index(stage * 4 + p).permute((1, 0)), acc, is_async=True)
-            held = held + (left,)
-    return acc, held
-
-
-@gluon.jit
-def _multiply(
-    x_ring, w_ring, scale_ring, zero_ring, full, free,
-    BLOCKS: gl.constexpr, GROUPS: gl.constexpr, ZERO: gl.constexpr, TABLE: gl.constexpr, STAGES: gl.constexpr,
-    BM: gl.constexpr, BN: gl.constexpr, WARPS: gl.constexpr,
-):  # fmt: skip
-    """The multiplying warps: sums [BN, BM]."""
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, BM, 16])
-    LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
-    acc = gl.zeros([BN, BM], gl.float32, SUMS)
-    mbarrier.wait(full.index(0), 0)
-    w = w_ring.index(0).load(LEFT)
-    for block in range(BLOCKS):
-        stage = block % STAGES
-        acc, held = _begin_products(acc, w, x_ring, scale_ring, zero_ring, stage, GROUPS, ZERO, TABLE, LEFT, WARPS)
-        # The next words (after the last ones these once more) come while these products end.
-        coming = gl.minimum(block + 1, BLOCKS - 1)
-        mbarrier.wait(full.index(coming % STAGES), (coming // STAGES) & 1)
-        w = w_ring.index(coming % STAGES).load(LEFT)
-        # Without `held` here, the next operands would be written over these while they are read.
-        acc, _, _, _, _ = warpgroup_mma_wait(0, deps=(acc, held[0], held[1], held[2], held[3]))
-        mbarrier.arrive(free.index(stage), count=1)
-    return (acc,)
-
-
-@gluon.jit(do_not_specialize=["M"])
-def _stream_kernel(
-    x_desc, w_desc, scale_desc, zero_desc, bias_ptr, residual_ptr, out_ptr, part_ptr, count_ptr, M, N,
-    BM: gl.constexpr, BN: gl.constexpr, SPLIT: gl.constexpr, BLOCKS: gl.constexpr, GROUP: gl.constexpr,
-    ZERO: gl.constexpr, TABLE: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr,
-    RESIDUAL: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
-    begin(PDL)
-    WARPS: gl.constexpr = gl.num_warps()
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, BM, 16])
-    WIDTH: gl.constexpr = BN // 2 if GATED else BN
-    GROUPS: gl.constexpr = 1 if GROUP >= 128 else 128 // GROUP
-    TOTAL: gl.constexpr = BN * 64 + BM * 256 + GROUPS * BN * (4 if ZERO else 2)
-    tile = gl.program_id(0)
-    part = gl.program_id(1)
-    m = gl.program_id(2) * BM
-    n = tile * WIDTH
-    w_ring = gl.allocate_shared_memory(gl.int16, [STAGES, BN, 32], w_desc.layout)
-    x_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES * 4, BM, 32], x_desc.layout)
-    scale_ring = gl.allocate_shared_memory(scale_desc.dtype, [STAGES * GROUPS, 1, BN], scale_desc.layout)
+    """Room for steps under way, rows, words, scales and zeros; and what says that one is full, or free again."""
+    w_ring = gl.allocate_shared_memory(gl.int16, [STAGES, BN, 32 * PAIR], w_desc.layout)
+    x_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES * 2 * PAIR, BM, 64], x_desc.layout)
+    scale_ring = gl.allocate_shared_memory(scale_desc.dtype, [STAGES * PAIR * GROUPS, 1, BN], scale_desc.layout)
     zero_ring = scale_ring
     if ZERO:
-        zero_ring = gl.allocate_shared_memory(zero_desc.dtype, [STAGES * GROUPS, 1, BN], zero_desc.layout)
+        zero_ring = gl.allocate_shared_memory(zero_desc.dtype, [STAGES * PAIR * GROUPS, 1, BN], zero_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(free.index(i), count=1)
     fence_async_shared()
+    return x_ring, w_ring, scale_ring, zero_ring, full, free
+
+
+@gluon.jit
+def _copy(
+    x_desc, w_desc, scale_desc, zero_desc, x_ring, w_ring, scale_ring, zero_ring, full, free, m, n, partner, first,
+    STEPS: gl.constexpr, GROUP: gl.constexpr, GROUPS: gl.constexpr, ZERO: gl.constexpr, GATED: gl.constexpr,
+    PAIR: gl.constexpr, STAGES: gl.constexpr, BYTES: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """The copying warp. BYTES: all that comes for a step."""
+    for i in gl.static_range(STAGES):
+        if i < STEPS:
+            mbarrier.expect(full.index(i), BYTES)
+            fill(w_desc, scale_desc, zero_desc, full.index(i), w_ring, scale_ring, zero_ring, i, first + i, n, partner,
+                 0, 0, GROUP, GROUPS, ZERO, GATED, PAIR)  # fmt: skip
+    wait(PDL)
+    for i in gl.static_range(STAGES):
+        if i < STEPS:
+            fill_rows(x_desc, full.index(i), x_ring, i, first + i, m, PAIR)
+    for i in range(STAGES, STEPS):
+        stage = i % STAGES
+        mbarrier.wait(free.index(stage), (i // STAGES + 1) & 1)
+        mbarrier.expect(full.index(stage), BYTES)
+        fill(w_desc, scale_desc, zero_desc, full.index(stage), w_ring, scale_ring, zero_ring, stage, first + i, n,
+             partner, 0, 0, GROUP, GROUPS, ZERO, GATED, PAIR)  # fmt: skip
+        fill_rows(x_desc, full.index(stage), x_ring, stage, first + i, m, PAIR)
+
+
+@gluon.constexpr_function
+def _times(asm, scale):
+    """This asm, its result times what is given behind its other operands: two numbers at once, which stay together."""
+    return asm[:-1] + f"mul.rn.bf16x2 $0, $0, ${scale}; }}"
+
+
+@gluon.jit
+def _scaled(q, scales):
+    """The product of bfloat16 numbers, two at once."""
+    return gl.inline_asm_elementwise(
+        "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [q, scales], dtype=gl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def _number(w, less, scales, SHIFT: gl.constexpr, TABLE: gl.constexpr):
+    """One nibble of each word times its scale, as bfloat16; less: what 128 + q is too much by, of integers."""
+    if TABLE == 0:
+        q = gl.inline_asm_elementwise(
+            _times(integer_asm(SHIFT), 3), "=&r,r,r,r", [w, less, scales], dtype=gl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        q = gl.inline_asm_elementwise(
+            _times(float_asm(SHIFT, "bf16"), 2), "=&r,r,r", [w, scales], dtype=gl.bfloat16, is_pure=True, pack=2
+        )
+    return q
+
+
+@gluon.jit
+def _beside(first, second, LEFT: gl.constexpr):
+    """[rows, n] and [rows, n] -> [rows, 2 n]: columns are a thread's own, so that nothing moves."""
+    both = gl.join(first, second).permute(0, 2, 1).reshape([first.shape[0], 2 * first.shape[1]])
+    return gl.convert_layout(both, LEFT)
+
+
+@gluon.jit
+def _blocks_of(words, LEFT: gl.constexpr, PAIR: gl.constexpr):
+    """A step's words by blocks of 128 columns."""
+    if PAIR == 1:
+        return (words,)
+    else:
+        first, second = words.reshape([words.shape[0], 2, 32]).permute(0, 2, 1).split()
+        return gl.convert_layout(first, LEFT), gl.convert_layout(second, LEFT)
+
+
+@gluon.jit
+def _begin_products(
+    acc, w, x_ring, scale_ring, zero_ring, block,
+    GROUPS: gl.constexpr, ZERO: gl.constexpr, TABLE: gl.constexpr, LEFT: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """acc and the left operands of two products that are under way: tensor cores read both until these end. block: the
+    place of a block of 128 columns in the rings."""
+    AT_ONCE: gl.constexpr = looks_up(TABLE, gl.bfloat16, False)
+    like = w.to(gl.bfloat16, bitcast=True)
+    held = ()
+    made = ()
+    if AT_ONCE:
+        every = planes(w, gl.bfloat16, TABLE)
+    for g in gl.static_range(GROUPS):
+        scale = _of_rows(scale_ring.index(block * GROUPS + g), LEFT, WARPS)
+        less = gl.full([w.shape[0]], -136.0, gl.float32, gl.SliceLayout(1, LEFT))
+        if ZERO:
+            less -= _of_rows(zero_ring.index(block * GROUPS + g), LEFT, WARPS)
+        _, scales = gl.broadcast(like, scale.to(gl.bfloat16)[:, None])
+        _, lesses = gl.broadcast(like, less.to(gl.bfloat16)[:, None])
+        for p in gl.static_range(g * (4 // GROUPS), (g + 1) * (4 // GROUPS)):
+            if AT_ONCE:
+                made = made + (_scaled(every[p], scales),)
+            else:
+                made = made + (_number(w, lesses, scales, p * 4, TABLE),)
+            if p % 2 == 1:
+                left = _beside(made[p - 1], made[p], LEFT)
+                acc = warpgroup_mma(left, x_ring.index(block * 2 + p // 2).permute((1, 0)), acc, is_async=True)
+                held = held + (left,)
+    return acc, held
+
+
+@gluon.jit
+def multiply_steps(
+    x_ring, w_ring, scale_ring, zero_ring, full, free, done,
+    STEPS: gl.constexpr, GROUPS: gl.constexpr, ZERO: gl.constexpr, TABLE: gl.constexpr, PAIR: gl.constexpr,
+    STAGES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """Sums [BN, BM] over the next steps of the ring; done: how many came before."""
+    SUMS: gl.constexpr = sums_layout(BM, WARPS)
+    LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
+    acc = gl.zeros([BN, BM], gl.float32, SUMS)
+    mbarrier.wait(full.index(done % STAGES), (done // STAGES) & 1)
+    words = w_ring.index(done % STAGES).load(LEFT)
+    for step in range(done, done + STEPS):
+        stage = step % STAGES
+        w = _blocks_of(words, LEFT, PAIR)
+        for b in gl.static_range(PAIR):
+            acc, held = _begin_products(
+                acc, w[b], x_ring, scale_ring, zero_ring, stage * PAIR + b, GROUPS, ZERO, TABLE, LEFT, WARPS
+            )
+            if b == PAIR - 1:
+                # The next words (after the last ones these once more) come while these products end.
+                coming = gl.minimum(step + 1, done + STEPS - 1)
+                mbarrier.wait(full.index(coming % STAGES), (coming // STAGES) & 1)
+                words = w_ring.index(coming % STAGES).load(LEFT)
+            # Without `held` here, the next operands would be written over these while they are read.
+            acc, _, _ = warpgroup_mma_wait(0, deps=(acc, held[0], held[1]))
+        mbarrier.arrive(free.index(stage), count=1)
+    return acc
+
+
+@gluon.jit
+def _multiply(
+    x_ring, w_ring, scale_ring, zero_ring, full, free,
+    STEPS: gl.constexpr, GROUPS: gl.constexpr, ZERO: gl.constexpr, TABLE: gl.constexpr, PAIR: gl.constexpr,
+    STAGES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """The multiplying warps: sums [BN, BM]."""
+    acc = multiply_steps(
+        x_ring, w_ring, scale_ring, zero_ring, full, free, 0, STEPS, GROUPS, ZERO, TABLE, PAIR, STAGES, BM, BN, WARPS
+    )
+    return (acc,)
+
+
+@gluon.jit
+def results_of(acc, ACT: gl.constexpr, GATED: gl.constexpr, WARPS: gl.constexpr):
+    """Sums [BN, BM] -> act of them, of a gated weight [BN / 2, BM], as they are written."""
+    MADE: gl.constexpr = results_layout(WARPS)
+    if GATED:
+        gate, up = acc.reshape([2, acc.shape[0] // 2, acc.shape[1]]).permute(1, 2, 0).split()
+        y = gl.convert_layout(gated_act(gate, up, ACT), MADE)
+    else:
+        y = gl.convert_layout(plain_act(acc, ACT), MADE)
+    return y
+
+
+@gluon.jit
+def bias_of(bias_ptr, n, N, BN: gl.constexpr, BM: gl.constexpr, GATED: gl.constexpr, WARPS: gl.constexpr):
+    """What the rows of a tile from n on add, [BN, 1]; n of each half of a gated weight."""
+    WIDTH: gl.constexpr = BN // 2 if GATED else BN
+    own = gl.arange(0, BN, layout=gl.SliceLayout(1, sums_layout(BM, WARPS)))
+    own = gl.minimum(n + own % WIDTH, N - 1) + own // WIDTH * N
+    return gl.load(bias_ptr + own).to(gl.float32)[:, None]
+
+
+@gluon.jit(do_not_specialize=["M"])
+def _stream_kernel(
+    x_desc, w_desc, scale_desc, zero_desc, bias_ptr, residual_ptr, out_ptr, part_ptr, count_ptr, M, N,
+    BM: gl.constexpr, BN: gl.constexpr, SPLIT: gl.constexpr, STEPS: gl.constexpr, GROUP: gl.constexpr,
+    ZERO: gl.constexpr, TABLE: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr,
+    RESIDUAL: gl.constexpr, PAIR: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    WARPS: gl.constexpr = gl.num_warps()
+    SUMS: gl.constexpr = sums_layout(BM, WARPS)
+    WIDTH: gl.constexpr = BN // 2 if GATED else BN
+    GROUPS: gl.constexpr = groups_of(GROUP)
+    tile = gl.program_id(0)
+    part = gl.program_id(1)
+    m = gl.program_id(2) * BM
+    n = tile * WIDTH
+    x_ring, w_ring, scale_ring, zero_ring, full, free = make_rings(
+        x_desc, w_desc, scale_desc, zero_desc, BM, BN, GROUPS, ZERO, PAIR, STAGES
+    )
     (acc,) = gl.warp_specialize(
         [
             (_multiply, (x_ring, w_ring, scale_ring, zero_ring, full, free,
-                         BLOCKS, GROUPS, ZERO, TABLE, STAGES, BM, BN, WARPS)),
+                         STEPS, GROUPS, ZERO, TABLE, PAIR, STAGES, BM, BN, WARPS)),
             (_copy, (x_desc, w_desc, scale_desc, zero_desc, x_ring, w_ring, scale_ring, zero_ring, full, free,
-                     m, n, N + n, part * BLOCKS, BLOCKS, GROUP, GROUPS, ZERO, GATED, STAGES, TOTAL, PDL)),
+                     m, n, N + n, part * STEPS, STEPS, GROUP, GROUPS, ZERO, GATED, PAIR, STAGES,
+                     step_bytes(BM, BN, GROUPS, ZERO, PAIR), PDL)),
         ],
         [1],
         [24],
@@ -230,15 +346,9 @@ def _stream_kernel(
                 acc += gl.load(theirs + at, cache_modifier=".cg")
     if last:
         if BIAS:
-            own = gl.arange(0, BN, layout=gl.SliceLayout(1, SUMS))
-            own = gl.minimum(n + own % WIDTH, N - 1) + own // WIDTH * N
-            acc += gl.load(bias_ptr + own).to(gl.float32)[:, None]
-        MADE: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, WARPS], [0, 1])
-        if GATED:
-            gate, up = acc.reshape([2, WIDTH, BM]).permute(1, 2, 0).split()
-            y = gl.convert_layout(gated_act(gate, up, ACT), MADE)
-        else:
-            y = gl.convert_layout(plain_act(acc, ACT), MADE)
+            acc += bias_of(bias_ptr, n, N, BN, BM, GATED, WARPS)
+        y = results_of(acc, ACT, GATED, WARPS)
+        MADE: gl.constexpr = results_layout(WARPS)
         column = n + gl.arange(0, WIDTH, layout=gl.SliceLayout(1, MADE))
         line = m + gl.arange(0, BM, layout=gl.SliceLayout(0, MADE))
         place = line.to(gl.int64)[None, :] * N + column[:, None]
@@ -248,19 +358,48 @@ def _stream_kernel(
         gl.store(out_ptr + place, y.to(out_ptr.dtype.element_ty), mask=keep)
 
 
+def blocks_together(rows: int, stages: int) -> int:
+    """How many blocks of 128 columns are a step of the ring, which has room for `stages` blocks. The copy engine takes
+    as long for a line of 64 bytes as for one of 128: where there are few rows, it is what a step waits for."""
+    return 2 if rows <= 64 and stages % 2 == 0 else 1
+
+
+def whole_planes(group: int) -> bool:
+    """Are groups of so many columns as wide as planes of a word, or wider?"""
+    return group in (32, 64) or (group > 0 and group % BLOCK == 0)
+
+
 def can_stream(x: Tensor, weight: NarrowMatrix, *, gated: bool) -> bool:
-    """Does the copy engine take these, and are groups as wide as planes? Lines, and what is copied of them (a gated
+    """Does the copy engine take these (`whole_planes`)? Lines, and what is copied of them (a gated
     weight's second half, too), begin at multiples of 16 bytes."""
-    groups = weight.bits == 4 and (weight.group in (32, 64) or (weight.group > 0 and weight.group % BLOCK == 0))
+    groups = weight.bits == 4 and whole_planes(weight.group)
     width = weight.shape[0] // 2 if gated else weight.shape[0]
     lines = width % 8 == 0 and weight.shape[1] % 8 == 0 and x.stride(0) % 8 == 0
     read = (x, weight.data, weight.scales, weight.zeros)
     return groups and x.dtype == torch.bfloat16 and lines and all(t is None or t.data_ptr() % 16 == 0 for t in read)
 
 
-def _by_groups(of_groups: Tensor, height: int, layout: gl.NVMMASharedLayout) -> TensorDescriptor:
-    """What each group of each row has [groups, rows], by lines (torch gives a single line any stride)."""
+def _by_groups(of_groups: Tensor, height: int) -> TensorDescriptor:
+    """What each group of each row has [groups, rows], by lines (torch gives a single line any stride), so that any
+    group can be copied by itself."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=16, rank=2)
     return TensorDescriptor(of_groups, list(of_groups.shape), [of_groups.shape[1], 1], [1, height], layout)
+
+
+def described(
+    x: Tensor, data: Tensor, scales: Tensor, zeros: Tensor | None, block_m: int, height: int, pair: int
+) -> tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor, TensorDescriptor]:
+    """What the copying warp reads, in tiles of block_m rows of x and of `height` rows of the weight: x, the words, the
+    scales [groups, rows] and zeros."""
+    rows = gl.NVMMASharedLayout.get_default_for([block_m, 64], gl.bfloat16)
+    words = gl.NVMMASharedLayout.get_default_for([height, 32 * pair], gl.int16)
+    of_groups = _by_groups(scales, height)
+    return (
+        TensorDescriptor.from_tensor(x, [block_m, 64], rows),
+        TensorDescriptor.from_tensor(data, [height, 32 * pair], words),
+        of_groups,
+        of_groups if zeros is None else _by_groups(zeros, height),
+    )
 
 
 def narrow_stream(
@@ -273,24 +412,19 @@ def narrow_stream(
     width = weight.shape[0] // 2 if gated else weight.shape[0]
     block_n, most, split, stages, warps, registers = config
     block_m = min(most, max(16, pow2(rows)))
-    blocks = -(-inner // BLOCK)
+    pair = blocks_together(block_m, stages)
+    steps = -(-inner // (BLOCK * pair))
     height = block_n // 2 if gated else block_n
     tiles, high = -(-width // height), -(-rows // block_m)
     if tiles * high * split * block_n * block_m > scratch.floats or tiles * high > scratch.num_counters:
         split = 1
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-    # What rows of the weight have each lies in lines of its own, so that any group can be copied by itself.
-    line = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=16, rank=2)
-    scales = _by_groups(weight.scales, height, line)
-    zeros = scales if weight.zeros is None else _by_groups(weight.zeros, height, line)
-    planes_of_x = gl.NVMMASharedLayout.get_default_for([block_m, 32], gl.bfloat16)
-    words = gl.NVMMASharedLayout.get_default_for([height, 32], gl.int16)
     _stream_kernel[(tiles, split, high)](
-        TensorDescriptor.from_tensor(x, [block_m, 32], planes_of_x),
-        TensorDescriptor.from_tensor(weight.data, [height, 32], words),
-        scales, zeros, weight.bias, residual, out, scratch.partial(x.device), scratch.counters(x.device), rows, width,
-        BM=block_m, BN=block_n, SPLIT=split, BLOCKS=-(-blocks // split), GROUP=weight.group,
+        *described(x, weight.data, weight.scales, weight.zeros, block_m, height, pair),
+        weight.bias, residual, out, scratch.partial(x.device), scratch.counters(x.device), rows, width,
+        BM=block_m, BN=block_n, SPLIT=split, STEPS=-(-steps // split), GROUP=weight.group,
         ZERO=weight.zeros is not None, TABLE=weight.table, ACT=kind, GATED=gated, BIAS=weight.bias is not None,
-        RESIDUAL=residual is not None, STAGES=stages, PDL=pdl, num_warps=warps, maxnreg=registers, launch_pdl=pdl,
+        RESIDUAL=residual is not None, PAIR=pair, STAGES=stages // pair, PDL=pdl, num_warps=warps,
+        maxnreg=registers, launch_pdl=pdl,
     )  # fmt: skip
     return out
