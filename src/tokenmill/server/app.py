@@ -6,8 +6,10 @@ Must not know: paths (each API's `routes.py`), how tokens are made (Backend), so
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -27,6 +29,7 @@ from tokenmill.server.events import Events
 from tokenmill.server.gate import Gate, GateLimits
 from tokenmill.server.guard import Guard
 from tokenmill.server.history import History
+from tokenmill.server.inputs.unread_names import Unknown, look_in_template
 from tokenmill.server.kserve.routes import KSERVE
 from tokenmill.server.llamacpp.routes import LLAMACPP
 from tokenmill.server.lora.routes import ADAPTERS
@@ -56,6 +59,7 @@ from tokenmill.server.traffic_recorder import Recorder
 from tokenmill.server.web.routes import WEB
 from tokenmill.text.messages.detect import find_format
 
+log = logging.getLogger("tokenmill.server")
 APIS = (
     ANTHROPIC,
     OPENAI,
@@ -162,6 +166,7 @@ def make_context(backend: Backend, config: ServerConfig, shared: ServerContext |
     backend.observe = metrics.saw_step
     template = read_template(config.serve.chat_template)
     own = None if info.tokenizer is None else info.tokenizer.chat_template
+    _tell_unread(config.serve, template or own, info.names[0])
     activity = Activity(backend, metrics, Events())
     activity.watch()
     shared.metrics.listeners.add(activity.events.refused)
@@ -179,6 +184,15 @@ def make_context(backend: Backend, config: ServerConfig, shared: ServerContext |
         form=find_format(template or own, config.messages.tool_call_parser, config.messages.reasoning_parser),
         traces=_traces(config.serve, info.names[0]),
     )
+
+
+def _tell_unread(options: ServeOptions, template: Any, model: str) -> None:
+    """Log default arguments that this model's template never reads. Other models' templates may read them."""
+    unread = Unknown()
+    look_in_template(options.default_chat_template_kwargs or {}, template, unread)
+    if unread.names:
+        facts = {"model": model, "arguments": [name.partition(".")[2] for name in unread.names]}
+        log.warning("default_chat_template_kwargs that the chat template never reads", extra={"data": facts})
 
 
 def make_front(shared: ServerContext) -> Context:

@@ -19,7 +19,7 @@ from tokenmill.server.access import MAX_KEY, Access
 from tokenmill.server.opening_messages import check_opening
 from tokenmill.server.prices import read_prices
 from tokenmill.server.traces import check_endpoint
-from tokenmill.text.chat_template import check_template
+from tokenmill.text.chat_template import check_template, check_template_kwargs
 from tokenmill.text.messages.detect import find_format
 
 MOST_TEMPLATE_CHARS = 4 << 20
@@ -53,6 +53,12 @@ def check_entry(server: ServerConfig) -> None:
     path = server.serve.chat_template
     if template := read_template(path):
         check_template(template, f"--chat-template {path}", "chat_template")
+    try:
+        check_template_kwargs(server.serve.default_chat_template_kwargs or {})
+    except ParameterError as error:
+        raise ParameterError(
+            f"--default-chat-template-kwargs: {error}.", param="default_chat_template_kwargs"
+        ) from None
     check_opening(server.messages.opening)
     find_format(None, server.messages.tool_call_parser, server.messages.reasoning_parser)
 

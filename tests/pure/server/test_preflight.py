@@ -39,6 +39,10 @@ REFUSED = {
         f"an empty {flag}": ([f"--{flag}="], f"--{flag} is empty: give a value, or leave the flag out")
         for flag in ("host", "uds", "lora-folder", "model-folder", "models", "response-role", "otlp-traces-endpoint")
     },
+    "a default that requests set": (
+        ["--default-chat-template-kwargs", '{"messages": []}'],
+        "--default-chat-template-kwargs: 'messages' cannot be given as a template argument",
+    ),
     "a pattern of origins": (["--allowed-origins", "https://*.example"], "there are no patterns"),
     "an origin without its scheme": (["--allowed-origins", "page.example"], "an origin is a scheme, a host"),
     "a page for an origin": (["--allowed-origins", "https://page.example/chat"], "an origin is a scheme, a host"),

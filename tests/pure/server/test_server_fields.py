@@ -380,6 +380,14 @@ async def test_a_priority_in_a_header_is_heeded_by_every_api(start: Starter) -> 
         assert answer.status_code == 400 and "--scheduling-policy" in answer.text, path
 
 
+async def test_defaults_that_the_template_never_reads_are_logged(
+    start: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
+    await start(default_chat_template_kwargs={"messages_": 1, "add_generation_prompt_": 1, "enable_thinking": None})
+    (record,) = [each for each in caplog.records if "never reads" in each.message]
+    assert vars(record)["data"]["arguments"] == ["messages_", "add_generation_prompt_"]
+
+
 async def test_query_parameters_are_told_or_refused(start: Starter) -> None:
     served, strict = await start(), await start(strict_fields=True)
     path, body = BASES["openai.ChatRequest"]
