@@ -37,6 +37,7 @@ POSITIVE = frozenset(
         "text_timeout",
         "watchdog_timeout",
         "models_memory",
+        "models_queue",
     }
 )
 

@@ -43,6 +43,7 @@ REFUSED = {
         ["--default-chat-template-kwargs", '{"messages": []}'],
         "--default-chat-template-kwargs: 'messages' cannot be given as a template argument",
     ),
+    "a queue for no request": (["--models-queue", "0"], "--models-queue must be positive"),
     "a pattern of origins": (["--allowed-origins", "https://*.example"], "there are no patterns"),
     "an origin without its scheme": (["--allowed-origins", "page.example"], "an origin is a scheme, a host"),
     "a page for an origin": (["--allowed-origins", "https://page.example/chat"], "an origin is a scheme, a host"),
