@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import ssl
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tokenmill.core.config import ListenOptions, ServeOptions, ServerConfig
 from tokenmill.core.errors import ParameterError, UserError, why
 from tokenmill.core.text_file import read_text_file
 from tokenmill.server.access import MAX_KEY, Access
+from tokenmill.server.many_models.entry import Spec
 from tokenmill.server.opening_messages import check_opening
 from tokenmill.server.prices import read_prices
 from tokenmill.server.traces import check_endpoint
@@ -46,6 +48,27 @@ def check_before_loading(server: ServerConfig) -> None:
     read_prices(server.limits.prices)
     if server.serve.otlp_traces_endpoint:
         check_endpoint(server.serve.otlp_traces_endpoint)
+
+
+def check_effects(server: ServerConfig, specs: Sequence[Spec]) -> None:
+    """Refuse options that have no effect without others."""
+    listen, store, models = server.listen, server.store, server.models
+    changes = store.allow_model_changes
+    several = changes or len(specs) > 1 or not specs[0].pin
+    adapters = changes or any(spec.engine.adapters.enable_lora for spec in specs)
+    needs = (
+        ("--model-folder", store.model_folder is not None, changes, "without --allow-model-changes"),
+        ("--max-blob-bytes", store.max_blob_bytes != type(store)().max_blob_bytes, changes,
+         "without --allow-model-changes"),
+        ("--lora-folder", server.limits.lora_folder is not None, adapters, "without --enable-lora"),
+        ("--models-memory", models.models_memory is not None, several, "with one model"),
+        ("--models-queue", models.models_queue != type(models)().models_queue, several, "with one model"),
+        ("--models-patience", models.models_patience != type(models)().models_patience, several, "with one model"),
+        ("--share-prefix-cache", listen.share_prefix_cache, len(listen.api_key or ()) > 1, "without several --api-key"),
+    )  # fmt: skip
+    for flag, given, effective, why_not in needs:
+        if given and not effective:
+            raise ParameterError(f"{flag} has no effect {why_not}: leave it out.", param=flag[2:].replace("-", "_"))
 
 
 def check_entry(server: ServerConfig) -> None:

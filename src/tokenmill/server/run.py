@@ -30,7 +30,7 @@ from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.many_models.catalogue import Bounds, Catalogue
 from tokenmill.server.many_models.entry import Entry, Spec
 from tokenmill.server.many_models.survey import Survey
-from tokenmill.server.preflight import check_before_loading
+from tokenmill.server.preflight import check_before_loading, check_effects
 
 if TYPE_CHECKING:
     from tokenmill.server.context import Model, ServerContext
@@ -67,6 +67,7 @@ def serve_models(
     import uvloop
 
     check_before_loading(server)
+    check_effects(server, specs)
     for spec in specs:
         count_engines(spec.engine, spec.server)
     with _listening(server) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
