@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import resource
 import ssl
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from tokenmill.core.config import ListenOptions, ServeOptions, ServerConfig
 from tokenmill.core.errors import ParameterError, UserError, why
 from tokenmill.core.text_file import read_text_file
 from tokenmill.server.access import MAX_KEY, Access
-from tokenmill.server.many_models.entry import Spec
 from tokenmill.server.opening_messages import check_opening
 from tokenmill.server.prices import read_prices
 from tokenmill.server.traces import check_endpoint
@@ -50,12 +48,12 @@ def check_before_loading(server: ServerConfig) -> None:
         check_endpoint(server.serve.otlp_traces_endpoint)
 
 
-def check_effects(server: ServerConfig, specs: Sequence[Spec]) -> None:
-    """Refuse options that have no effect without others."""
+def check_effects(server: ServerConfig, *, several: bool, adapters: bool) -> None:
+    """Refuse options that have no effect without others. `several`: there is more than one model, or it comes and
+    goes; `adapters`: some engine takes them."""
     listen, store, models = server.listen, server.store, server.models
     changes = store.allow_model_changes
-    several = changes or len(specs) > 1 or not specs[0].pin
-    adapters = changes or any(spec.engine.adapters.enable_lora for spec in specs)
+    several, adapters = several or changes, adapters or changes
     needs = (
         ("--model-folder", store.model_folder is not None, changes, "without --allow-model-changes"),
         ("--max-blob-bytes", store.max_blob_bytes != type(store)().max_blob_bytes, changes,

@@ -67,7 +67,8 @@ def serve_models(
     import uvloop
 
     check_before_loading(server)
-    check_effects(server, specs)
+    several = len(specs) > 1 or not specs[0].pin
+    check_effects(server, several=several, adapters=any(spec.engine.adapters.enable_lora for spec in specs))
     for spec in specs:
         count_engines(spec.engine, spec.server)
     with _listening(server) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
