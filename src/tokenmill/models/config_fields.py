@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenmill.core.errors import ModelError
-from tokenmill.models.common_keys import GATED, MOE, NO_MLP_BIAS, ROPE, without
+from tokenmill.models.common_keys import GATED, MOE, NO_MLP_BIAS, POSITION_NAMES, ROPE, without
 from tokenmill.models.family_row import SIZES, Fields
 from tokenmill.models.table import TABLE
 from tokenmill.models.table_mixtures import DEEPSEEK_KEYS, SIGMOID
@@ -251,13 +251,23 @@ _GROUPS = (
 
 
 def complete(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """The config, with the family's defaults for absent keys, and for a null where only some values are built: there
-    Transformers does not read the key."""
+    """The config as the family's builder may see it: defaults for absent keys, and for a null where only some values
+    are built (Transformers does not read such a key there). Keys that the family does not know are left out, because
+    parts that several families share would read them."""
     row = FIELDS.get(architecture)
     if row is None:
         return dict(config)
-    said = {name: value for name, value in config.items() if value is not None or name not in row.only}
+    said = {
+        name: value
+        for name, value in config.items()
+        if (value is not None if name in row.only else _is_known(name, row) or name in POSITION_NAMES)
+    }
     return {**row.defaults, **said}
+
+
+def _is_known(name: str, row: Fields) -> bool:
+    """Is this key on one of the family's lists, or on those of all families?"""
+    return row.knows(name) or name in row.only or name in _ONLY or _HARMLESS.fullmatch(name) is not None
 
 
 def check_fields(config: Mapping[str, Any], architecture: str) -> list[str]:
@@ -271,7 +281,7 @@ def check_fields(config: Mapping[str, Any], architecture: str) -> list[str]:
             _check_only(name, value, row.only.get(name, _ONLY.get(name, ())))
         elif name == "layer_types" and row.layers is not None:
             _check_layers(value, row.layers, config)
-        elif value is not None and not row.knows(name) and not _HARMLESS.fullmatch(name):
+        elif value is not None and not _is_known(name, row):
             read = name in _READ and name not in _LEFTOVERS and not _again(name, value, complete(config, architecture))
             if (read or _CHANGES.search(name)) and not _off(name, value, config):
                 raise ModelError(

@@ -110,6 +110,7 @@ TWISTS: list[tuple[str, dict[str, Any], str]] = [
     ("Qwen3_5MoeForCausalLM", {"norm_topk_prob": None}, ""),
     ("GptOssForCausalLM", {"rope_parameters": None, "rope_scaling": {}}, ""),
     ("ApertusForCausalLM", {"rope_parameters": None, "rope_scaling": {}}, ""),
+    ("MambaForCausalLM", {"mixer_rms_eps": 1e-3}, ""),
     ("BambaForCausalLM", {"partial_rotary_factor": None, "rope_parameters": GONE}, ""),
     ("FalconForCausalLM", {"multi_query": None, "new_decoder_architecture": False, "num_kv_heads": 4}, ""),
 ]  # fmt: skip
