@@ -82,6 +82,8 @@ SAID = [
         {"input": "a", "tools": [EMPTY_TOOL], "tool_choice": "required", "text": {"format": SCHEMA}},
         "text.format has no effect here",
     ),
+    (MESSAGES, {**ANTHROPIC, "output_config": {"effort": "huge"}}, "output_config.effort: Input should be"),
+    (MESSAGES, {**ANTHROPIC, "output_config": {"effort": 5}}, "output_config.effort: Input should be"),
     (
         MESSAGES,
         {**ANTHROPIC, **CLAUDE, "output_config": {"format": {"type": "json_schema", "schema": {}}}},

@@ -79,6 +79,7 @@ NAMES = {
     "max_completion_tokens": "max_tokens",
     "response_format": "output_config.format",
     "structured_outputs": "output_config.format",
+    "reasoning_effort": "output_config.effort",
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
     "tools.*.function": "tools.*",
@@ -147,7 +148,7 @@ class MessagesRequest(CountRequest):
     def _output(self) -> dict[str, Any]:
         config = self.output_config or {}
         form = config.get("format")
-        found: dict[str, Any] = {"reasoning_effort": config["effort"]} if isinstance(config.get("effort"), str) else {}
+        found: dict[str, Any] = {"reasoning_effort": config.get("effort")}
         if form is None:
             return found
         if not isinstance(form, dict) or form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):

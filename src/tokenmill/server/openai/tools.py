@@ -76,7 +76,7 @@ def _choice(given: Any) -> tuple[str, str | None, list[str] | None]:
         if inner.get("mode") in ("auto", "required") and names and all(names):
             return inner["mode"], None, [n for n in names if n]
     raise ParameterError(
-        "tool_choice must be none, auto, required, {'type': 'function', 'function': {'name': ...}} or allowed_tools.",
+        "tool_choice must be none, auto, required, a function by its name, or allowed_tools with a mode and tools.",
         param="tool_choice",
     )
 
