@@ -139,8 +139,9 @@ CASES = {
 }
 FORMATS: dict[str, dict[str, Any]] = {
     "bf16": {}, "fp8": {"quantization": "fp8"}, "int8": {"quantization": "int8"}, "int4": {"quantization": "int4"},
-    "int4-g128": {"quantization": "int4-g128"}, "w4a8": {"quantization": "w4a8"}, "kv-fp8": {"kv_cache_dtype": "fp8"},
-    "kv-int8": {"kv_cache_dtype": "int8"}, "kv-int4": {"kv_cache_dtype": "int4"},
+    "int4-g128": {"quantization": "int4-g128"}, "int4-f16": {"quantization": "int4-g128", "dtype": "float16"},
+    "w4a8": {"quantization": "w4a8"}, "kv-fp8": {"kv_cache_dtype": "fp8"}, "kv-int8": {"kv_cache_dtype": "int8"},
+    "kv-int4": {"kv_cache_dtype": "int4"},
     "kv-int4-fp8k": {"kv_cache_dtype": "int4-fp8k"}, "kv-int8-g32": {"kv_cache_dtype": "int8", "kv_cache_group": 32},
     "deterministic": {"deterministic": True},
 }  # fmt: skip

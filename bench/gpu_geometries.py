@@ -33,12 +33,12 @@ DEFAULT = (
 OPTIONS = {
     "bf16": [], "fp8": ["--quantization", "fp8"], "int8": ["--quantization", "int8"],
     "int4": ["--quantization", "int4"], "int4-g128": ["--quantization", "int4-g128"],
-    "w4a8": ["--quantization", "w4a8"],
+    "w4a8": ["--quantization", "w4a8"], "int4-f16": ["--quantization", "int4-g128", "--dtype", "float16"],
     "kv-fp8": ["--kv-cache-dtype", "fp8"], "mxfp4": [], "states16": ["--mamba-ssm-cache-dtype", "float16"],
 }  # fmt: skip
 STORED = {"mxfp4": {"quantization_config": {"quant_method": "mxfp4"}}}
 """What config.json says of weights that files hold so (gpt-oss's experts)."""
-BITS = {"fp8": 8, "int8": 8, "int4": 4.5, "int4-g128": 4.125, "w4a8": 4.125}
+BITS = {"fp8": 8, "int8": 8, "int4": 4.5, "int4-g128": 4.125, "int4-f16": 4.125, "w4a8": 4.125}
 Workload = list[tuple[list[int], int]]
 
 

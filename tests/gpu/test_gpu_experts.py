@@ -219,9 +219,12 @@ def test_quantised_experts_are_recorded(scheme, tmp_path):
     assert all(len(o.outputs[0].token_ids) == 12 for o in outputs)
 
 
-@pytest.mark.parametrize("kind", ["fp8", "blocks", "int4", "int4z/32", "fp4/16", "fp4/32", "nf4/64"])
+@pytest.mark.parametrize(("kind", "dtype"), [
+    *((kind, torch.bfloat16) for kind in ("fp8", "blocks", "int4", "int4z/32", "fp4/16", "fp4/32", "nf4/64")),
+    *((kind, torch.float16) for kind in ("int4", "int4z/32", "nf4/64")),
+])  # fmt: skip
 @pytest.mark.parametrize("tokens", [1, 5, 64, 300, 2048])
-def test_packed_experts(kind, tokens):
+def test_packed_experts(kind, dtype, tokens):
     from gpu_narrow_helpers import matrix as made
 
     from tokenmill.kernels.triton.quantised.narrow import pack4, pack8
@@ -253,10 +256,40 @@ def test_packed_experts(kind, tokens):
         for part in (ups, downs)
     ]
     router = rand(experts, hidden, dtype=torch.float32, scale=hidden**-0.5)
-    kernels, spec, x = triton_kernels(), RouteSpec(experts, top), rand(tokens, hidden)
+    kernels, spec, x = triton_kernels(), RouteSpec(experts, top), rand(tokens, hidden, dtype=dtype)
     fused = kernels.pack_mixture(Mixture(DenseWeight(router), spec, ups, downs, "silu_mul", wide=True))
     ids, gates = REFERENCE.route(REFERENCE.product(x.float(), router), spec)
     found = fused(x, ForwardContext(kernels, x, x, x, 1, [], []))
     # One token meets 4 bits in 8 bits of its own, a step for every 32 columns; several meet 8 bits in float8.
     one, several = (1e-2, 6e-2) if kind in ("fp8", "blocks") else (2.5e-2, 1e-2)
     assert relative(found, exact(x, *wide, ids, gates, "silu_mul")) < (one if tokens == 1 else several)
+
+
+def test_streamed_experts_again_and_again():
+    """Programs that stay for many tiles, launches close together: the same bytes each time, and none hangs."""
+    from tokenmill.kernels.triton.common import Scratch
+    from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack
+    from tokenmill.kernels.triton.experts.narrow_streamed import can_stream_experts, narrow_streamed, pick_cut
+    from tokenmill.kernels.triton.experts.sorting import sort_rows
+
+    def stack(rows, columns):
+        words = torch.randint(-(1 << 15), 1 << 15, (64, rows, columns // 4), dtype=torch.int16, device="cuda")
+        return NarrowStack(words, rand(64, columns // 32, rows, scale=1e-2), None, None, (rows, columns), 32)
+
+    ups, downs, scratch, size = stack(1536, 2048), stack(2048, 768), Scratch(), 16
+    if not triton_kernels().launch.hopper:
+        pytest.skip("streams on Hopper only")
+    for tokens in (8, 32, 100):
+        x = rand(tokens, 2048)
+        assert can_stream_experts(x, ups, gated=True)
+        ids = torch.rand(tokens, 64, device="cuda").argsort(1)[:, :8].int()
+        order, rows = sort_rows(x, ids, 64, size, scratch, pdl=True)
+
+        def run(order=order, rows=rows):
+            inner = narrow_streamed(rows, ups, order, "silu_mul", up=True, pdl=True, cut=pick_cut(size, gated=True))
+            return narrow_streamed(inner, downs, order, None, up=False, pdl=True, cut=pick_cut(size, gated=False))
+
+        first = run()
+        for _ in range(20):
+            found = [run() for _ in range(20)]
+            assert all(torch.equal(one, first) for one in found)

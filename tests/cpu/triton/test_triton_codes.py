@@ -18,7 +18,7 @@ from tokenmill.compute.forward import NormSpec  # noqa: E402
 from tokenmill.compute.matrix import StoredMatrix  # noqa: E402
 from tokenmill.kernels.grid import whole_entries  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.kernels.triton.quantised import codes  # noqa: E402
+from tokenmill.kernels.triton.quantised import codes, narrow_stream  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_gemv import narrow_gemv, spread_rows  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_round import widened  # noqa: E402
@@ -139,6 +139,8 @@ def execute(asm: str, inputs: dict[int, int]) -> dict[int, int]:
         "shr.u32": lambda a, n: a >> n,
         "prmt.b32": prmt,
         "lop3.b32": lop3,
+        "mul.rn.bf16x2": lambda a, b: fma2(a, b, 0x80008000, torch.bfloat16),
+        "mul.rn.f16x2": lambda a, b: fma2(a, b, 0x80008000, torch.float16),
         "fma.rn.bf16x2": lambda a, b, c: fma2(a, b, c, torch.bfloat16),
         "fma.rn.f16x2": lambda a, b, c: fma2(a, b, c, torch.float16),
     }
@@ -201,10 +203,33 @@ def test_instructions_that_move_bits_of_floats(half):
             assert pair.tolist() == [every[plane], every[4 + plane]]
 
 
-def test_instructions_that_find_integers():
+@pytest.mark.parametrize("half", ["bf16", "f16"])
+@pytest.mark.parametrize("zero", [-8, 0, 3, 8])
+def test_instructions_that_find_integers(half, zero):
+    kind = torch.bfloat16 if half == "bf16" else torch.float16
+    most = codes.more_than_code(triton.language.bfloat16 if half == "bf16" else triton.language.float16)
+    less = torch.full((2,), -most - zero, dtype=kind).view(torch.uint32)
     for word in words():
         for plane in range(4):
-            less = torch.full((2,), -139.0, dtype=torch.bfloat16).view(torch.uint32)  # a zero point of 3
-            found = execute(codes.integer_asm(4 * plane), {1: word, 2: int(less)})[0]
-            pair = torch.tensor([found], dtype=torch.uint32).view(torch.bfloat16)
-            assert pair.tolist() == [(word >> 4 * place & 15) - 11 for place in (plane, 4 + plane)]
+            found = execute(codes.integer_asm(4 * plane, half), {1: word, 2: int(less)})[0]
+            pair = torch.tensor([found], dtype=torch.uint32).view(kind)
+            assert pair.tolist() == [(word >> 4 * place & 15) - 8 - zero for place in (plane, 4 + plane)]
+
+
+@pytest.mark.parametrize("half", ["bf16", "f16"])
+@pytest.mark.parametrize("table", [0, codes.FLOATS.value])
+def test_instructions_that_scale_what_they_find(half, table):
+    kind = torch.bfloat16 if half == "bf16" else torch.float16
+    scales = torch.tensor([0.0123, -1.7], dtype=kind)
+    steps = int(scales.view(torch.uint32))
+    for word in words():
+        every = numbers_of(word, table) if table else [(word >> 4 * i & 15) - 8 for i in range(8)]
+        for plane in range(4):
+            if table:
+                found = execute(narrow_stream._times(codes.float_asm(4 * plane, half), 2, half), {1: word, 2: steps})
+            else:
+                less = -136.0 if half == "bf16" else -1032.0
+                given = {1: word, 2: int(torch.full((2,), less, dtype=kind).view(torch.uint32)), 3: steps}
+                found = execute(narrow_stream._times(codes.integer_asm(4 * plane, half), 3, half), given)
+            pair = torch.tensor([found[0]], dtype=torch.uint32).view(kind)
+            assert torch.equal(pair, torch.tensor([every[plane], every[4 + plane]], dtype=kind) * scales)

@@ -30,6 +30,7 @@ from tokenmill.kernels.triton.quantised.narrow_stream import (
     results_layout,
     results_of,
     step_bytes,
+    takes_type,
     whole_planes,
 )
 
@@ -141,7 +142,7 @@ def can_stream_experts(x: Tensor, weight: NarrowStack, *, gated: bool) -> bool:
     lines = width % 8 == 0 and weight.shape[1] % 8 == 0
     read = (weight.data, weight.scales, weight.zeros)
     aligned = all(t is None or t.data_ptr() % 16 == 0 for t in read)
-    return whole_planes(weight.group) and x.dtype == torch.bfloat16 and lines and aligned
+    return whole_planes(weight.group) and takes_type(x, weight.scales) and lines and aligned
 
 
 def pick_cut(size: int, *, gated: bool) -> Cut:
@@ -154,8 +155,8 @@ def pick_cut(size: int, *, gated: bool) -> Cut:
 def narrow_streamed(
     x: Tensor, weight: NarrowStack, order: Sorted, act: str | None, *, up: bool, pdl: bool, cut: Cut
 ) -> Tensor:
-    """x [P, K] bfloat16 in the order of experts -> act(x @ weight[id].T + bias[id]) [P, N'], in that order (up) or in
-    that of pairs. Rows of pairs without an expert: undefined."""
+    """x [P, K] (`can_stream_experts`) in the order of experts -> act(x @ weight[id].T + bias[id]) [P, N'], in that
+    order (up) or in that of pairs. Rows of pairs without an expert: undefined."""
     kind, gated = act_parts(act)
     rows, inner = weight.shape
     width = rows // 2 if gated else rows

@@ -117,11 +117,25 @@ def float_asm(shift, half):
 
 
 @triton.constexpr_function
-def integer_asm(shift):
-    """A word -> its nibbles at `shift` as bfloat16, plus $2: 0x4300 | q is 128 + q, and $2 is -(136 + zero)."""
+def half_of(like):
+    """What instructions call this type of 16 bits."""
+    return "bf16" if like == tl.bfloat16 else "f16"
+
+
+@triton.constexpr_function
+def more_than_code(like):
+    """What integer_asm's numbers are too much by before zero points: 8, and the least number whose last bit is one."""
+    return 136.0 if like == tl.bfloat16 else 1032.0
+
+
+@triton.constexpr_function
+def integer_asm(shift, half):
+    """A word -> its nibbles at `shift` in a type of 16 bits, plus $2: 0x4300 | q is 128 + q as bfloat16, 0x6400 | q is
+    1024 + q as float16, and $2 is less than nothing by as much and 8 and the zero point (more_than_code)."""
+    one, base = ("0x3f803f80", "0x43004300") if half == "bf16" else ("0x3c003c00", "0x64006400")
     return (
-        f"{{ .reg .b32 t, one; mov.b32 one, 0x3f803f80; shr.u32 t, $1, {shift};"
-        "lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea; fma.rn.bf16x2 $0, t, one, $2; }"
+        f"{{ .reg .b32 t, one; mov.b32 one, {one}; shr.u32 t, $1, {shift};"
+        f"lop3.b32 t, t, 0x000f000f, {base}, 0xea; fma.rn.{half}x2 $0, t, one, $2; }}"
     )
 
 
@@ -163,13 +177,15 @@ def plane(w, zero, like: tl.constexpr, SHIFT: tl.constexpr, TABLE: tl.constexpr,
     """Columns of one nibble [BN, 32] in type `like`; zero [BN] float32: zero points of INTEGERS."""
     if WIDE:
         q = entry((w >> SHIFT) & 15, TABLE).to(tl.float32) - zero[:, None]
-    elif TABLE == FLOATS and like == tl.bfloat16:
-        q = tl.inline_asm_elementwise(float_asm(SHIFT, "bf16"), "=r,r", [w], dtype=tl.bfloat16, is_pure=True, pack=2)
-    elif TABLE == FLOATS and like == tl.float16:
-        q = tl.inline_asm_elementwise(float_asm(SHIFT, "f16"), "=r,r", [w], dtype=tl.float16, is_pure=True, pack=2)
-    elif TABLE == 0 and like == tl.bfloat16:
-        _, less = tl.broadcast(w.to(tl.bfloat16, bitcast=True), (-136.0 - zero).to(tl.bfloat16)[:, None])
-        q = tl.inline_asm_elementwise(integer_asm(SHIFT), "=r,r,r", [w, less], dtype=tl.bfloat16, is_pure=True, pack=2)
+    elif TABLE == FLOATS and (like == tl.bfloat16 or like == tl.float16):
+        q = tl.inline_asm_elementwise(
+            float_asm(SHIFT, half_of(like)), "=r,r", [w], dtype=like.value, is_pure=True, pack=2
+        )  # fmt: skip
+    elif TABLE == 0 and (like == tl.bfloat16 or like == tl.float16):
+        _, less = tl.broadcast(w.to(like, bitcast=True), (-more_than_code(like) - zero).to(like)[:, None])
+        q = tl.inline_asm_elementwise(
+            integer_asm(SHIFT, half_of(like)), "=r,r,r", [w, less], dtype=like.value, is_pure=True, pack=2
+        )  # fmt: skip
     else:
         q = (entry((w >> SHIFT) & 15, TABLE).to(tl.float32) - zero[:, None]).to(like)
     return q
@@ -184,13 +200,7 @@ def looks_up(table, like, wide):
 @triton.jit
 def planes(w, like: tl.constexpr, TABLE: tl.constexpr):
     """Columns of all four nibbles, [BN, 32] each, in type `like`."""
-    if like == tl.bfloat16:
-        return tl.inline_asm_elementwise(
-            _planes_asm(TABLE, "bf16"), "=&r,=&r,=&r,=&r,r", [w],
-            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
-        )  # fmt: skip
-    else:
-        return tl.inline_asm_elementwise(
-            _planes_asm(TABLE, "f16"), "=&r,=&r,=&r,=&r,r", [w],
-            dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
-        )  # fmt: skip
+    return tl.inline_asm_elementwise(
+        _planes_asm(TABLE, half_of(like)), "=&r,=&r,=&r,=&r,r", [w],
+        dtype=(like.value, like.value, like.value, like.value), is_pure=True, pack=2,
+    )  # fmt: skip

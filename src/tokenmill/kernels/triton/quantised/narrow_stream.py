@@ -1,10 +1,11 @@
 """Some rows times a matrix of 4 bit numbers on Hopper. Owns: the kernel in which no group of columns waits for another.
 
 One warp copies: it keeps a ring of tiles full through the copy engine, words and scales as they lie, and the rows. The
-others take words from there as tensor cores want their left operand, make bfloat16 numbers times their scales of them
-in registers, and multiply these while they fetch the next words. So one chain of sums runs through all groups, whatever
-their width (`narrow_thin.py` scales sums after every group, and waits for them). K is cut into SPLIT parts; the program
-that ends last adds them in order. Must not know: layers, where a number's code comes from. Not for the interpreter.
+others take words from there as tensor cores want their left operand, make numbers of the activations' type times
+their scales of them in registers, and multiply these while they fetch the next words. So one chain of sums runs
+through all groups, whatever their width (`narrow_thin.py` scales sums after every group, and waits for them). K is cut
+into SPLIT parts; the program that ends last adds them in order. Must not know: layers, where a number's code comes
+from. Not for the interpreter.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tokenmill.kernels.triton.common import Scratch, act_parts, begin, gated_act, plain_act, pow2, wait
-from tokenmill.kernels.triton.quantised.codes import float_asm, integer_asm, looks_up, planes
+from tokenmill.kernels.triton.quantised.codes import float_asm, half_of, integer_asm, looks_up, more_than_code, planes
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
 
 Config = tuple[int, int, int, int, int, int]
@@ -119,7 +120,7 @@ def make_rings(
 ):  # fmt: skip
     """Room for steps under way, rows, words, scales and zeros; and what says that one is full, or free again."""
     w_ring = gl.allocate_shared_memory(gl.int16, [STAGES, BN, 32 * PAIR], w_desc.layout)
-    x_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES * 2 * PAIR, BM, 64], x_desc.layout)
+    x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * 2 * PAIR, BM, 64], x_desc.layout)
     scale_ring = gl.allocate_shared_memory(scale_desc.dtype, [STAGES * PAIR * GROUPS, 1, BN], scale_desc.layout)
     zero_ring = scale_ring
     if ZERO:
@@ -159,29 +160,31 @@ def _copy(
 
 
 @gluon.constexpr_function
-def _times(asm, scale):
+def _times(asm, scale, half):
     """This asm, its result times what is given behind its other operands: two numbers at once, which stay together."""
-    return asm[:-1] + f"mul.rn.bf16x2 $0, $0, ${scale}; }}"
+    return asm[:-1] + f"mul.rn.{half}x2 $0, $0, ${scale}; }}"
 
 
-@gluon.jit
-def _scaled(q, scales):
-    """The product of bfloat16 numbers, two at once."""
-    return gl.inline_asm_elementwise(
-        "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [q, scales], dtype=gl.bfloat16, is_pure=True, pack=2
-    )
+@gluon.constexpr_function
+def _product_asm(half):
+    """Two numbers times two."""
+    return f"mul.rn.{half}x2 $0, $1, $2;"
 
 
 @gluon.jit
 def _number(w, less, scales, SHIFT: gl.constexpr, TABLE: gl.constexpr):
-    """One nibble of each word times its scale, as bfloat16; less: what 128 + q is too much by, of integers."""
+    """One nibble of each word times its scale, in the scales' type; less: more_than_code and zero points, less than
+    nothing."""
+    LIKE: gl.constexpr = scales.dtype
+    HALF: gl.constexpr = half_of(LIKE)
     if TABLE == 0:
         q = gl.inline_asm_elementwise(
-            _times(integer_asm(SHIFT), 3), "=&r,r,r,r", [w, less, scales], dtype=gl.bfloat16, is_pure=True, pack=2
-        )
+            _times(integer_asm(SHIFT, HALF), 3, HALF), "=&r,r,r,r", [w, less, scales], dtype=LIKE.value, is_pure=True,
+            pack=2,
+        )  # fmt: skip
     else:
         q = gl.inline_asm_elementwise(
-            _times(float_asm(SHIFT, "bf16"), 2), "=&r,r,r", [w, scales], dtype=gl.bfloat16, is_pure=True, pack=2
+            _times(float_asm(SHIFT, HALF), 2, HALF), "=&r,r,r", [w, scales], dtype=LIKE.value, is_pure=True, pack=2
         )
     return q
 
@@ -210,22 +213,26 @@ def _begin_products(
 ):  # fmt: skip
     """acc and the left operands of two products that are under way: tensor cores read both until these end. block: the
     place of a block of 128 columns in the rings."""
-    AT_ONCE: gl.constexpr = looks_up(TABLE, gl.bfloat16, False)
-    like = w.to(gl.bfloat16, bitcast=True)
+    LIKE: gl.constexpr = x_ring.dtype
+    AT_ONCE: gl.constexpr = looks_up(TABLE, LIKE, False)
+    like = w.to(LIKE, bitcast=True)
     held = ()
     made = ()
     if AT_ONCE:
-        every = planes(w, gl.bfloat16, TABLE)
+        every = planes(w, LIKE, TABLE)
     for g in gl.static_range(GROUPS):
         scale = _of_rows(scale_ring.index(block * GROUPS + g), LEFT, WARPS)
-        less = gl.full([w.shape[0]], -136.0, gl.float32, gl.SliceLayout(1, LEFT))
+        less = gl.full([w.shape[0]], -more_than_code(LIKE), gl.float32, gl.SliceLayout(1, LEFT))
         if ZERO:
             less -= _of_rows(zero_ring.index(block * GROUPS + g), LEFT, WARPS)
-        _, scales = gl.broadcast(like, scale.to(gl.bfloat16)[:, None])
-        _, lesses = gl.broadcast(like, less.to(gl.bfloat16)[:, None])
+        _, scales = gl.broadcast(like, scale.to(LIKE)[:, None])
+        _, lesses = gl.broadcast(like, less.to(LIKE)[:, None])
         for p in gl.static_range(g * (4 // GROUPS), (g + 1) * (4 // GROUPS)):
             if AT_ONCE:
-                made = made + (_scaled(every[p], scales),)
+                q = gl.inline_asm_elementwise(
+                    _product_asm(half_of(LIKE)), "=r,r,r", [every[p], scales], dtype=LIKE.value, is_pure=True, pack=2
+                )
+                made = made + (q,)
             else:
                 made = made + (_number(w, lesses, scales, p * 4, TABLE),)
             if p % 2 == 1:
@@ -369,6 +376,11 @@ def whole_planes(group: int) -> bool:
     return group in (32, 64) or (group > 0 and group % BLOCK == 0)
 
 
+def takes_type(x: Tensor, scales: Tensor) -> bool:
+    """Numbers times their scales have the activations' type: scales must not leave its range."""
+    return x.dtype == torch.bfloat16 or (x.dtype == torch.float16 and scales.dtype == torch.float16)
+
+
 def can_stream(x: Tensor, weight: NarrowMatrix, *, gated: bool) -> bool:
     """Does the copy engine take these (`whole_planes`)? Lines, and what is copied of them (a gated
     weight's second half, too), begin at multiples of 16 bytes."""
@@ -376,7 +388,7 @@ def can_stream(x: Tensor, weight: NarrowMatrix, *, gated: bool) -> bool:
     width = weight.shape[0] // 2 if gated else weight.shape[0]
     lines = width % 8 == 0 and weight.shape[1] % 8 == 0 and x.stride(0) % 8 == 0
     read = (x, weight.data, weight.scales, weight.zeros)
-    return groups and x.dtype == torch.bfloat16 and lines and all(t is None or t.data_ptr() % 16 == 0 for t in read)
+    return groups and takes_type(x, weight.scales) and lines and all(t is None or t.data_ptr() % 16 == 0 for t in read)
 
 
 def _by_groups(of_groups: Tensor, height: int) -> TensorDescriptor:
@@ -406,7 +418,7 @@ def narrow_stream(
     x: Tensor, weight: NarrowMatrix, act: str | None, residual: Tensor | None, *, scratch: Scratch, pdl: bool,
     config: Config,
 ) -> Tensor:  # fmt: skip
-    """x [M, K] bfloat16 (`can_stream`) -> residual + act(x @ weight.T + bias) [M, out]."""
+    """x [M, K] (`can_stream`) -> residual + act(x @ weight.T + bias) [M, out]."""
     rows, inner = x.shape
     kind, gated = act_parts(act)
     width = weight.shape[0] // 2 if gated else weight.shape[0]
