@@ -7,7 +7,7 @@ requests know adapters by number. Must not know: tensors, HTTP.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ class AdapterDesk:
         """Adapters that have lost their name and are still used by open requests."""
         self.failed: dict[int, str] = {}
         """By number, why an adapter could not be read the last time. Several requests may ask for it."""
+        self.check_awake: Callable[[], None] = lambda: None
+        """Refuses to read an adapter while the model sleeps: some (DoRA) are fitted to its weights."""
         for name, path in read_modules(options.lora_modules or []):
             self.register(name, path)
 
@@ -175,6 +177,7 @@ class AdapterDesk:
             entry.ready = number in self._state([number], wait=False)  # its copy may have been dropped
         if entry.ready:
             return None
+        self.check_awake()
         self.failed.pop(number, None)  # it is read anew; who waited for the last reading waits for this one
         self.executor.control_all({"what": "adapter", "op": "read", "id": number, "path": located(entry.path)})
         return Reading(self, number)
@@ -187,6 +190,11 @@ class AdapterDesk:
             error = reading.exception()
             if error is not None:
                 raise error
+
+    def settle(self) -> None:
+        """Wait for adapters that are being read: weights are about to go."""
+        if unread := [n for n, entry in self.numbers.items() if not entry.ready and n not in self.failed]:
+            self.ask(unread, wait=True)
 
     def ask(self, numbers: Iterable[int], *, wait: bool) -> None:
         """Ask the devices which of these they have read."""

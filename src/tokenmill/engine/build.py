@@ -157,6 +157,7 @@ def build_engine(config: EngineConfig) -> Built:
     if balance is not None:
         engine.balance = Balance(executor, balance, config.parallel.tensor_parallel_size)
     sleep = SleepDesk(engine)
+    adapters.check_awake, sleep.settle = sleep.check, adapters.settle
     admission.check_engine = checks_of(adapters, sleep, headless=facts.headless)
     return Built(engine, facts, config, tokenizer, generation, source, adapters, sleep)
 

@@ -158,6 +158,7 @@ class EngineLoop:
             reading = adapters.begin(command.number)
         except UserError as error:
             report.adapted[command.number] = str(error)
+            adapters.dismiss(command.number)
         else:
             if reading is None:
                 report.adapted[command.number] = ""

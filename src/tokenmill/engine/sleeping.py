@@ -274,6 +274,8 @@ class SleepDesk:
         """The engine will sleep once its requests have ended."""
         self.reread: Callable[[], object] = lambda: None
         """Called when weights must be read from the files again."""
+        self.settle: Callable[[], object] = lambda: None
+        """Called before weights go: waits for whoever reads them beside the steps."""
 
     def check(self) -> None:
         """Refuse a request while the engine sleeps or is about to."""
@@ -285,6 +287,7 @@ class SleepDesk:
         check_level(level)
         if self.engine.has_work or self.engine.flying:
             raise UserError("requests are open: an engine sleeps between requests.")
+        self.settle()
         self.engine.forget_prefixes()
         return self._tell({"what": "sleep", "level": level}, level)
 

@@ -97,7 +97,7 @@ class WeightUpdates:
         self.changed: set[str] = set()
         """Tensors that differ from the checkpoint's by now."""
         self.coming: dict[str, Tensor] | None = None
-        built.sleep.reread = self.changed.clear
+        built.sleep.reread = self._read_again
 
     def start(self) -> None:
         """From now on collect what comes, until `finish`."""
@@ -181,6 +181,12 @@ class WeightUpdates:
         self.built.engine.forget_prefixes()
         runner.forget_weights()
         self.built.adapters.forget_fits()
+
+    def _read_again(self) -> None:
+        """The files' numbers come back. Adapters may have been fitted to others (DoRA reads the base)."""
+        if self.changed:
+            self.changed.clear()
+            self.built.adapters.forget_fits()
 
     def _check_whole(self, names: set[str], given: set[str]) -> None:
         """Check that all tensors of a layer are given, unless the rest of it is still the checkpoint's."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from engines import BACKENDS, exact, greedy, open_llm, run
+from safetensors.torch import load_file
 
+from tokenmill.core.errors import BusyError
 from tokenmill.core.params import LoRARequest
 from tokenmill.device import host_pages
+from tokenmill.testing.tiny import make_tiny
 
 PROMPTS = [[1, 2, 3], [4, 5] * 12]
 
@@ -25,3 +29,35 @@ def test_answers_are_those_of_before(base, adapters, monkeypatch):
             llm.sleep(level)
             llm.wake_up()
             assert said() == before
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_adapter_is_fitted_to_weights_that_are_there(level, base, adapters, monkeypatch, tmp_path):
+    """DoRA reads the base: not while it sleeps, and anew when its own numbers come back after an update."""
+    monkeypatch.setattr(host_pages, "LEAST_BYTES", 4096)
+    dora, prompts = LoRARequest("a7", 1, str(adapters["a7"])), [{"prompt_token_ids": PROMPTS[0]}]
+    options = {"enable_sleep_mode": True, "enable_lora": True, "kernels": BACKENDS[-1]}
+
+    def said(llm):
+        return [exact(o) for o in llm.generate(prompts, greedy(8, logprobs=1), use_tqdm=False, lora_request=dora)]
+
+    with open_llm(base, **options) as llm:
+        wanted = said(llm)
+    with open_llm(base, **options) as llm:
+        number = llm.built.adapters.note(dora)
+        llm.built.adapters.begin(number)  # it is being read while the model falls asleep
+        for known in (True, False):
+            llm.sleep(level)
+            if not known:
+                llm.built.adapters.forget_fits()
+            with pytest.raises(BusyError, match="the model sleeps"):
+                said(llm)
+            llm.wake_up()
+            assert said(llm) == wanted
+        if level == 2:
+            other = make_tiny(tmp_path / "other", hidden=128, heads=4, kv_heads=2, architecture="llama", seed=9)
+            llm.update_weights(load_file(other / "model.safetensors"))
+            assert said(llm) != wanted
+            llm.sleep(level)
+            llm.wake_up()
+            assert said(llm) == wanted
