@@ -119,6 +119,9 @@ def _check_keys(listen: ListenOptions) -> None:
                 param="api_key",
             )
 
+    if len(set(listen.api_key or ())) < len(listen.api_key or ()):
+        raise ParameterError("--api-key: one key is given twice; it would count as two.", param="api_key")
+
 
 def _check_tls(listen: ListenOptions) -> None:
     for flag, path in (

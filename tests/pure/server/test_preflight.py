@@ -34,6 +34,7 @@ REFUSED = {
     "half an address": (["--otlp-traces-endpoint", "http://["], "must be an http(s) URL"),
     "an empty key": (["--api-key", ""], "--api-key is empty"),
     "a blank key beside a good one": (["--api-key", "k", "--api-key", " "], "--api-key is empty"),
+    "a key twice": (["--api-key", "k", "--api-key", "k"], "one key is given twice"),
     "a key that no header carries": (["--api-key", "k "], "no client could"),
     **{
         f"an empty {flag}": ([f"--{flag}="], f"--{flag} is empty: give a value, or leave the flag out")
