@@ -22,7 +22,7 @@ from tokenmill.server.context import Context, Model, ServerContext, no_such_mode
 from tokenmill.server.errors import HttpError, describe_error, shutting_down, under_other_names
 from tokenmill.server.many_models.entry import Entry, GoneError, State, UnreadyError
 from tokenmill.server.rights import models_of
-from tokenmill.server.sse import HEADERS
+from tokenmill.server.sse import HEADERS, named
 
 ModelHandler = Callable[[Request, Context], Awaitable[Response]]
 FIRST_COMMENT_S = 1.0
@@ -209,7 +209,7 @@ async def late_stream(
     streams = find_streams(request)
     if streams is None or not streams.holds(request.scope["path"], fields or await peek_fields(shared, request)):
         return None
-    return LateStream(send, streams.failed)
+    return LateStream(send, lambda found: streams.failed(named(found, request.scope)))
 
 
 class LateStream:

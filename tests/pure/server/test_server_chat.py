@@ -195,3 +195,15 @@ async def test_answers_carry_the_name_and_id_that_were_asked_for(start: Starter)
     assert named.headers["x-request-id"] == "mine-1" and named.json()["id"] == "chatcmpl-mine-1"
     missing = await served.post(PATH, {"messages": HELLO, "model": "gpt-9"})
     assert missing.status_code == 404 and missing.json()["error"]["type"] == "NotFoundError"
+
+
+async def test_what_is_cut_leaves_room_for_an_answer(start: Starter) -> None:
+    served = await start(FakeOptions(max_model_len=400))
+    long = [{"role": "user", "content": "x" * 900}]
+    chat = (await served.post(PATH, {"messages": long, "truncate_prompt_tokens": -1})).json()
+    said = (await served.post("/v1/responses", {"input": "x" * 900, "truncation": "auto", "store": False})).json()
+    told = await served.post("/api/chat", {"model": "fake", "messages": long, "truncate": True, "stream": False})
+    read = chat["usage"]["prompt_tokens"], said["usage"]["input_tokens"], told.json()["prompt_eval_count"]
+    assert read == (300, 300, 300), "a quarter of the context"
+    asked = await served.post(PATH, {"messages": long, "truncate_prompt_tokens": -1, "max_tokens": 7})
+    assert asked.json()["usage"]["prompt_tokens"] == 393

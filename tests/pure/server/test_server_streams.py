@@ -161,7 +161,7 @@ ENDS = [
     ("/v1/chat/completions", HI, OPENAI + "data: [DONE]\n\n"),
     ("/v1/chat/completions", {**HI, "store": True}, OPENAI + "data: [DONE]\n\n"),
     ("/invocations", HI, OPENAI + "data: [DONE]\n\n"),
-    ("/v1/messages", HI, f'"error":{{"type":"overloaded_error","message":"{SAID}"}},"request_id":null}}\n\n'),
+    ("/v1/messages", HI, f'"error":{{"type":"overloaded_error","message":"{SAID}"}},"request_id":"ID"}}\n\n'),
     ("/v1/responses", {"input": "abc", "max_output_tokens": 900}, "}\n\n"),
     ("/api/generate", {"model": "fake", "prompt": "abc"}, f'{{"error":"{SAID}"}}\n'),
     ("/api/chat", {"model": "fake", "messages": HI["messages"]}, f'{{"error":"{SAID}"}}\n'),
@@ -184,5 +184,6 @@ async def test_an_error_ends_a_stream_in_its_apis_words(start: Starter, path: st
     await until(lambda: fleet.open_requests or answer.done())
     fleet.end_all("gone")
     found = await answer
+    end = end.replace("ID", found.headers["x-request-id"])
     assert found.status_code == 200 and found.text.endswith(end) and found.text.count(SAID) == 1, found.text
     assert served.context.gate.open == 0 and not fleet.open_requests

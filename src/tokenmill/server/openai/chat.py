@@ -117,7 +117,8 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str, re
     )
     turn, params = await context.bodies.run_in_thread(job.size, planned)
     room = context.backend.info.max_model_len
-    ids = truncate(ids, body, room, min(most, room // 2) if asked is None and most is not None else most)
+    # What is cut where nobody says how long the answer may be leaves room for one.
+    ids = truncate(ids, body, room, most if asked is not None else min(most or room // 4, room // 2))
     if asked is None:
         params = within(params, room - len(ids))
     chat = Chat(context, body, job, f"chatcmpl-{base}", model, text, turn)
