@@ -106,7 +106,7 @@ def plan_turn(
 ) -> tuple[Turn, SamplingParams]:
     """How to read the turn, and the parameters for the engine. `separate`: reasoning is separated from the answer."""
     marks = control_marks(tokenizer)
-    _check_names(wish, marks)
+    check_wish(wish, marks)
     if wish.wanted and not wish.forced and form.calls is None:
         raise ParameterError(
             "This model's chat template shows no format for tool calls: name one with --tool-call-parser, or use "
@@ -145,7 +145,8 @@ def plan_turn(
     return turn, msgspec.structs.replace(params, **changes)
 
 
-def _check_names(wish: ToolWish, marks: Mapping[str, int]) -> None:
+def check_wish(wish: ToolWish, marks: Mapping[str, int]) -> None:
+    """Refuse names and choices that no turn could have. marks: the model's control tokens."""
     for name in wish.tools if wish.wanted else ():
         if len(name) > MAX_NAME:
             raise ParameterError(

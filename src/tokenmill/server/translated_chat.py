@@ -11,14 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.core.request import TokenLogprob
+from tokenmill.server.assistant_turn import check_wish
 from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
 from tokenmill.server.errors import renaming_fields
 from tokenmill.server.findings import Names
 from tokenmill.server.openai.chat import Chat, Reader, open_chat, render
 from tokenmill.server.openai.schemas import ChatRequest
+from tokenmill.server.openai.tools import tool_wish
 from tokenmill.server.request_job import Job
 from tokenmill.text.messages.message import Event, Message
+from tokenmill.text.messages.span import control_marks
 
 
 @dataclass(slots=True)
@@ -52,6 +55,7 @@ async def count_translated(context: Context, fields: Fields, size: int, *, names
     with renaming_fields(names):
         body = await context.bodies.run_in_thread(size, lambda: translated(ChatRequest, fields()))
         context.check_model(body.model)
+        check_wish(tool_wish(body), control_marks(context.backend.info.tokenizer))  # as an answer would be refused
         return len((await render(context, body, size, counted=True))[1])
 
 

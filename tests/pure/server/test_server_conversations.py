@@ -213,3 +213,17 @@ def test_what_is_kept_weighs_what_it_takes(kind: str) -> None:
         tracemalloc.stop()
     assert store.size <= 1 << 20 and 10 < len(store) < 300
     assert 0.5 * store.size < grown < 1.3 * store.size
+
+
+@pytest.mark.parametrize(("choice", "tools"), [
+    ({"type": "bogus"}, True), ({"type": "function"}, True), ({"type": "function", "name": "nope"}, True),
+    ("required", False), ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function"}]}, True),
+])  # fmt: skip
+async def test_counting_refuses_a_choice_of_tools_as_answering_does(start: Starter, choice: Any, tools: bool) -> None:
+    served = await start()
+    body: dict[str, Any] = {"input": "Hi", "tool_choice": choice}
+    if tools:
+        body["tools"] = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    answered, counted = [await served.post(path, body) for path in (RESPONSES, f"{RESPONSES}/input_tokens")]
+    assert answered.status_code == counted.status_code == 400, (answered.text, counted.text)
+    assert answered.json()["error"] == counted.json()["error"]
