@@ -8,6 +8,7 @@ downloaded parts of large files. Must not know: formats, models.
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def resolve_model(name: str, revision: str | None = None, hub: Hub | None = None
     """The folder or file of a model: an existing path as it is, a stored model's, otherwise a hub name, downloaded or
     found cached. `owner/model:Q4_K_M` names one of the GGUF files of a repository."""
     path = in_home(name)
-    if name and path.exists():
+    if name and os.path.exists(path):  # (Path's own raises for a name that is too long for a file)
         return path
     if revision is None and (stored := find_stored(name)) is not None:
         name, revision = stored.options["model"], stored.options.get("revision")
@@ -79,7 +80,7 @@ def resolve_model(name: str, revision: str | None = None, hub: Hub | None = None
 
 def check_place(name: str) -> None:
     """Refuse a path that is not there, which no hub has either."""
-    away = not in_home(name).exists()
+    away = not os.path.exists(in_home(name))
     if away and (name.startswith((".", "~", "/")) or name.endswith(".gguf") or name.count("/") > 1):
         resolve_model(name)  # says what is wrong with it, if something is
 
@@ -90,7 +91,7 @@ def download_model(name: str, revision: str | None = None, hub: Hub | None = Non
     right = _NAME.fullmatch(repo) and ".." not in name and not repo.endswith(".gguf")
     if not right or (colon and ("/" not in repo or not _TAG.fullmatch(tag))):
         raise UserError(
-            f"{name!r} is neither an existing folder or file nor a stored model nor a hub name (owner/model, or "
+            f"{name[:300]!r} is neither an existing folder or file nor a stored model nor a hub name (owner/model, or "
             "owner/model:Q4_K_M); check the spelling"
         )
     hub = hub or Hub()

@@ -78,7 +78,9 @@ def test_existing_paths_are_taken_as_they_are(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path)) == tmp_path
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "./x", "a/b/c", "../x", "x.gguf", "", "a b", "a/..", "http://x/y"])
+@pytest.mark.parametrize(
+    "name", ["/no/such/folder", "./x", "a/b/c", "../x", "x.gguf", "", "a b", "a/..", "http://x/y", "./" + "a" * 300]
+)
 def test_misspelt_paths_never_reach_the_hub(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def reached(*args: Any, **options: Any) -> str:
         raise AssertionError("must not be called")
