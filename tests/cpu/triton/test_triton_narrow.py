@@ -15,7 +15,7 @@ from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8, unpack4  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_gemv import KINDS as STORED  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_gemv import SpreadRow, narrow_gemv, spread_rows  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_linear import narrow_operation  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_linear import default_stream, narrow_operation  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_round import round_rows, widened  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_thin import narrow_thin  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_wide import narrow_wide  # noqa: E402
@@ -176,3 +176,15 @@ def test_rounded_activations(kind, act, fused, rows):
     found = narrow_thin((q, steps), weight, act, residual, torch.float32, scratch=Scratch(1 << 18, 64), pdl=False,
                         config=(32, 64, 2, 1, 4, 0))  # fmt: skip
     assert relative(found, want) < 1e-5
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("rows", [2, 32, 64, 128, 512])
+def test_streams_of_any_size_have_room_and_work(rows, gated):
+    """No more stages than a part of K has blocks, never none; no part without a block."""
+    for inner in (32, 128, 160, 256, 384, 640, 768, 1024, 2880, 4096, 14336):
+        for width in (8, 64, 1000, 4096, 28672, 151936):
+            name, _, most, split, stages, *_ = default_stream(rows, width, inner, gated=gated)
+            blocks = -(-inner // 128)
+            assert name == "stream" and most >= 64 and 1 <= split <= max(1, blocks // 4)
+            assert stages >= 1 and (rows > 64 or stages <= -(-blocks // split))

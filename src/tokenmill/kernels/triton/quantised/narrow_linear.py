@@ -130,8 +130,9 @@ def default_stream(rows: int, width: int, inner: int, *, gated: bool) -> Way:
     high = gated or width >= 128 * _RESIDENT
     tiles = -(-width // (64 if gated or not high else 128))
     split = _parts(tiles, blocks, _RESIDENT if rows <= 32 else _RESIDENT // 2)
-    stages = 4 if high else 6 if rows <= 32 else 8
-    return "stream", 128 if high else 64, 64, split, min(stages, -(-blocks // split) // 2 * 2), 4, 104
+    own = -(-blocks // split)  # a step takes two blocks where there are two
+    stages = min(4 if high else 6 if rows <= 32 else 8, max(1, own // 2 * 2))
+    return "stream", 128 if high else 64, 64, split, stages, 4, 104
 
 
 def _parts(tiles: int, blocks: int, room: int) -> int:
