@@ -24,7 +24,7 @@ from tokenmill.server.anthropic.routes import ANTHROPIC
 from tokenmill.server.backend import Backend
 from tokenmill.server.bodies import Bodies
 from tokenmill.server.context import Context, Model, Past, RequestLimits, ServerContext
-from tokenmill.server.errors import HttpError, describe_error, error_headers, under_other_names
+from tokenmill.server.errors import HttpError, describe_error, error_headers, under_other_names, with_request_id
 from tokenmill.server.events import Events
 from tokenmill.server.gate import Gate, GateLimits
 from tokenmill.server.guard import Guard
@@ -243,6 +243,5 @@ async def _any_error(request: Request, error: Exception) -> Response:
 
 def _error_response(request: Request, found: HttpError, headers: dict[str, str]) -> Response:
     names = {name for name, _ in request.scope["headers"]}
-    found.request_id = request.scope["state"].get("request_id")
-    body = error_shape(APIS, request.url.path, names)(found)
+    body = error_shape(APIS, request.url.path, names)(with_request_id(found, request.scope))
     return Response(body, found.status, {**headers, **error_headers(found)}, media_type="application/json")

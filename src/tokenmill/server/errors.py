@@ -62,6 +62,12 @@ class HttpError(Exception):
         """Set if the request is known: some APIs repeat it in the body."""
 
 
+def with_request_id(found: HttpError, scope: Mapping[str, Any]) -> HttpError:
+    """The error with the id of the request in whose scope it arose, which some APIs tell in it."""
+    found.request_id = (scope.get("state") or {}).get("request_id")
+    return found
+
+
 def shutting_down() -> HttpError:
     """What a client hears that still waits when the server ends. Another server may soon answer in its place."""
     return HttpError(503, SHUTTING_DOWN, retry_after=5)

@@ -19,10 +19,10 @@ from fastapi import Request
 from starlette.responses import Response
 
 from tokenmill.server.context import Context, Model, ServerContext, no_such_model
-from tokenmill.server.errors import HttpError, describe_error, shutting_down, under_other_names
+from tokenmill.server.errors import HttpError, describe_error, shutting_down, under_other_names, with_request_id
 from tokenmill.server.many_models.entry import Entry, GoneError, State, UnreadyError
 from tokenmill.server.rights import models_of
-from tokenmill.server.sse import HEADERS, named
+from tokenmill.server.sse import HEADERS
 
 ModelHandler = Callable[[Request, Context], Awaitable[Response]]
 FIRST_COMMENT_S = 1.0
@@ -209,7 +209,7 @@ async def late_stream(
     streams = find_streams(request)
     if streams is None or not streams.holds(request.scope["path"], fields or await peek_fields(shared, request)):
         return None
-    return LateStream(send, lambda found: streams.failed(named(found, request.scope)))
+    return LateStream(send, lambda found: streams.failed(with_request_id(found, request.scope)))
 
 
 class LateStream:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from tokenmill.server.errors import HttpError, describe_error, shutting_down
+from tokenmill.server.errors import HttpError, describe_error, shutting_down, with_request_id
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = [
@@ -48,12 +48,6 @@ class PlainChunks:
 LINES = [(b"content-type", b"application/x-ndjson"), *HEADERS[1:]]
 
 
-def named(found: HttpError, scope: Scope) -> HttpError:
-    """The error with the id of this request, which some APIs tell in it."""
-    found.request_id = (scope.get("state") or {}).get("request_id")
-    return found
-
-
 class EventStream(Response):
     """A response over an iterator of ready bytes. `close` runs however it ends. `failed`: the last bytes after an
     error; without it, the error is raised."""
@@ -82,13 +76,13 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             except asyncio.CancelledError:  # the server ends, or the client has left and hears nothing
                 if self.failed is not None:
-                    last = self.failed(named(shutting_down(), scope))
+                    last = self.failed(with_request_id(shutting_down(), scope))
                     await send({"type": "http.response.body", "body": last, "more_body": False})
                 raise
             except Exception as error:
                 if self.failed is None:
                     raise
-                last = self.failed(named(describe_error(error), scope))
+                last = self.failed(with_request_id(describe_error(error), scope))
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self.close()

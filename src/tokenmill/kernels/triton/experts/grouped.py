@@ -18,13 +18,10 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, wait
-from tokenmill.kernels.triton.experts.sorting import Sorted
+from tokenmill.kernels.triton.experts.sorting import FEW, Sorted, room_for
 from tokenmill.kernels.triton.quantised.narrow import BLOCK
 from tokenmill.kernels.triton.quantised.narrow_round import round_rows
-from tokenmill.kernels.triton.quantised.narrow_thin import _multiply
-
-FEW = 64 if INTERPRETED else 1024
-"""Pairs up to which programs look for their own."""
+from tokenmill.kernels.triton.quantised.narrow_thin import multiply
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +133,13 @@ def _tile(
                 u = tl.load(w_rows + (N * K + at), mask=(at + k < K)[None, :], other=0.0)
         if SCALING == 2:
             none = tl.zeros((BN, BM), dtype=tl.float32)
-            acc += _multiply(w, x, none, WIDE) * tl.load(blocks + at // 128)
+            acc += multiply(w, x, none, WIDE) * tl.load(blocks + at // 128)
             if GATED:
-                acc_u += _multiply(u, x, none, WIDE) * tl.load(blocks + (N // 128 * LONG + at // 128))
+                acc_u += multiply(u, x, none, WIDE) * tl.load(blocks + (N // 128 * LONG + at // 128))
         else:
-            acc = _multiply(w, x, acc, WIDE)
+            acc = multiply(w, x, acc, WIDE)
             if GATED:
-                acc_u = _multiply(u, x, acc_u, WIDE)
+                acc_u = multiply(u, x, acc_u, WIDE)
     return acc, acc_u
 
 
@@ -255,11 +252,6 @@ def pick_tiling(pairs: int, experts: int, scaling: int, *, gated: bool, modest: 
 def looks(pairs: int, experts: int) -> bool:
     """Do programs look for their own pairs? Where these are few, and few of them are one expert's."""
     return pairs <= FEW and pairs_per_tile(pairs, experts) <= 32
-
-
-def room_for(pairs: int) -> int:
-    """In few sizes, because each is a kernel to compile."""
-    return next(size for size in (64, 256, FEW) if pairs <= size)
 
 
 def pairs_per_tile(pairs: int, experts: int) -> int:

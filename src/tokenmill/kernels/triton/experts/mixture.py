@@ -164,9 +164,8 @@ class StackedMixture:
 
     def _several(self, h: Tensor, ids: Tensor, gates: Tensor, residual: Tensor | None, whose: Whose | None) -> Tensor:
         pdl, pairs, steady = self.launch.pdl, ids.numel(), self.launch.steady
-        if whose is None and not steady and self._streams(h):
-            parts = self._streamed(h, ids)
-            return combine(parts, ids, gates, residual, self.experts, h.dtype, pdl=pdl)
+        if whose is None and not steady and (streamed := self._streamed(h, ids)) is not None:
+            return combine(streamed, ids, gates, residual, self.experts, h.dtype, pdl=pdl)
         order = None
         if steady or whose is not None or not looks(pairs, self.experts):
             per_tile = STEADY.pairs if steady else pairs_per_tile(pairs, self.experts)
@@ -180,22 +179,17 @@ class StackedMixture:
             parts = self._product_adapted(inner, (self.downs, downs), ids, order, whose, None)
         return combine(parts, ids, gates, residual, self.experts, h.dtype, pdl=pdl)
 
-    def _streams(self, h: Tensor) -> bool:
-        """Do both products go through narrow_streamed.py?"""
-        ups, downs = self.ups, self.downs
-        if not self.launch.hopper or not isinstance(ups, NarrowStack) or not isinstance(downs, NarrowStack):
-            return False
-        gated = act_parts(self.mixture.act)[1]
-        return can_stream_experts(h, ups, gated=gated) and can_stream_experts(h, downs, gated=False)
-
-    def _streamed(self, h: Tensor, ids: Tensor) -> Tensor:
-        """Both products of every pair, in the order of pairs."""
+    def _streamed(self, h: Tensor, ids: Tensor) -> Tensor | None:
+        """Both products through narrow_streamed.py, in the order of pairs; None: it does not take them."""
         ups, downs, act, pdl = self.ups, self.downs, self.mixture.act, self.launch.pdl
-        assert isinstance(ups, NarrowStack) and isinstance(downs, NarrowStack)
+        if not self.launch.hopper or not isinstance(ups, NarrowStack) or not isinstance(downs, NarrowStack):
+            return None
+        gated = act_parts(act)[1]
+        if not (can_stream_experts(h, ups, gated=gated) and can_stream_experts(h, downs, gated=False)):
+            return None
         size = pairs_per_tile(ids.numel(), self.experts)
         order, rows = sort_rows(h, ids, self.experts, size, self.launch.scratch, pdl=pdl)
-        cut = pick_cut(size, gated=act_parts(act)[1])
-        inner = narrow_streamed(rows, ups, order, act, up=True, pdl=pdl, cut=cut)
+        inner = narrow_streamed(rows, ups, order, act, up=True, pdl=pdl, cut=pick_cut(size, gated=gated))
         return narrow_streamed(inner, downs, order, None, up=False, pdl=pdl, cut=pick_cut(size, gated=False))
 
     def _product_adapted(

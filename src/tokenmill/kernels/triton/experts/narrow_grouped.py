@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, wait
-from tokenmill.kernels.triton.experts.grouped import Tiling, pair_of, pairs_per_tile, room_for, span
-from tokenmill.kernels.triton.experts.sorting import Sorted
-from tokenmill.kernels.triton.quantised.narrow_thin import _packed
+from tokenmill.kernels.triton.experts.grouped import Tiling, pair_of, pairs_per_tile, span
+from tokenmill.kernels.triton.experts.sorting import Sorted, room_for
+from tokenmill.kernels.triton.quantised.narrow_thin import packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def _product(
 ):  # fmt: skip
     """acc [BN, BM] + these rows of a matrix times these columns of activations."""
     for chunk in tl.range(0, tl.cdiv(K, 128), num_stages=STAGES):
-        acc = _packed(w_rows, x_rows, x_ok, scales, zeros, chunk, 0, ROWS, acc,
+        acc = packed(w_rows, x_rows, x_ok, scales, zeros, chunk, 0, ROWS, acc,
                       K, BM, BN, GROUP, ZERO, TABLE, K % 128 == 0, WIDE)  # fmt: skip
     return acc
 

@@ -21,6 +21,7 @@ from tokenmill.kernels.triton.quantised.narrow import BLOCK
 from tokenmill.kernels.triton.quantised.narrow_stream import (
     bias_of,
     blocks_together,
+    can_copy,
     described,
     fill,
     fill_rows,
@@ -30,8 +31,6 @@ from tokenmill.kernels.triton.quantised.narrow_stream import (
     results_layout,
     results_of,
     step_bytes,
-    takes_type,
-    whole_planes,
 )
 
 Cut = tuple[int, int, int, int, int, int]
@@ -137,12 +136,8 @@ def _streamed_kernel(
 
 
 def can_stream_experts(x: Tensor, weight: NarrowStack, *, gated: bool) -> bool:
-    """As `can_stream`, of packed experts."""
-    width = weight.shape[0] // 2 if gated else weight.shape[0]
-    lines = width % 8 == 0 and weight.shape[1] % 8 == 0
-    read = (weight.data, weight.scales, weight.zeros)
-    aligned = all(t is None or t.data_ptr() % 16 == 0 for t in read)
-    return whole_planes(weight.group) and takes_type(x, weight.scales) and lines and aligned
+    """As `can_stream`, of packed experts; their rows are laid anew."""
+    return can_copy(x.dtype, weight.shape, weight.group, (weight.data, weight.scales, weight.zeros), gated=gated)
 
 
 def pick_cut(size: int, *, gated: bool) -> Cut:

@@ -17,8 +17,8 @@ from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, w
 
 _BLOCK = 16 if INTERPRETED else 128
 """Pairs that one program ranks at once."""
-_FEW = 64 if INTERPRETED else 1024
-"""Pairs up to which programs find their places by looking at all others."""
+FEW = 64 if INTERPRETED else 1024
+"""Pairs up to which programs look through all of them for their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,18 +156,14 @@ def sort_rows(
     expert: undefined."""
     pairs, top, device = ids.numel(), ids.shape[1], ids.device
     rows = torch.empty((pairs, x.shape[1]), dtype=x.dtype, device=device)
-    if pairs > _FEW:
+    if pairs > FEW:
         order = sort_pairs(ids, experts, per_tile, scratch, pdl=pdl)
         _lay_kernel[(pairs,)](x, order.order, rows, pairs, top, K=x.shape[1], PDL=pdl, num_warps=4, launch_pdl=pdl)
         return order, rows
-    tiles = min(experts, pairs) + pairs // per_tile
-    order = Sorted(
-        torch.empty(pairs, dtype=torch.int32, device=device), torch.empty((tiles, 3), dtype=torch.int32, device=device)
-    )
+    order = _unsorted(ids, experts, per_tile)
     _few_kernel[(1 + pairs,)](
-        ids, order.order, order.tiles, x, rows, pairs, tiles, top, E=experts, BE=pow2(experts + 1),
-        BP=next(size for size in (64, 256, _FEW) if pairs <= size), BM=per_tile, K=x.shape[1], PDL=pdl, num_warps=4,
-        launch_pdl=pdl,
+        ids, order.order, order.tiles, x, rows, pairs, len(order.tiles), top, E=experts, BE=pow2(experts + 1),
+        BP=room_for(pairs), BM=per_tile, K=x.shape[1], PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return order, rows
 
@@ -178,17 +174,28 @@ def sort_pairs(ids: Tensor, experts: int, per_tile: int, scratch: Scratch, *, pd
     wide = max(16, pow2(experts))
     rounds = min(8, pow2(triton.cdiv(pairs, 64 * _BLOCK)))
     blocks = triton.cdiv(pairs, _BLOCK * rounds)
-    tiles = min(experts, pairs) + pairs // per_tile
-    rank = torch.empty(pairs, dtype=torch.int32, device=device)
-    order = torch.empty_like(rank)
+    found = _unsorted(ids, experts, per_tile)
+    rank = torch.empty_like(found.order)
     starts = torch.empty((blocks, wide), dtype=torch.int32, device=device)
-    table = torch.empty((tiles, 3), dtype=torch.int32, device=device)
     _count_kernel[(blocks,)](
-        ids, rank, starts, table, scratch.counters(device), pairs, blocks, tiles, rounds,
+        ids, rank, starts, found.tiles, scratch.counters(device), pairs, blocks, len(found.tiles), rounds,
         E=experts, BE=wide, BP=_BLOCK, BM=per_tile,
         BB=max(32 if wide <= 128 else 16, 4096 // wide), PDL=pdl, num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
     _place_kernel[(triton.cdiv(pairs, _BLOCK),)](
-        ids, rank, starts, order, pairs, rounds, E=experts, BE=wide, BP=_BLOCK, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        ids, rank, starts, found.order, pairs, rounds, E=experts, BE=wide, BP=_BLOCK, PDL=pdl, num_warps=4,
+        launch_pdl=pdl,
     )  # fmt: skip
-    return Sorted(order, table)
+    return found
+
+
+def room_for(pairs: int) -> int:
+    """In few sizes, because each is a kernel to compile."""
+    return next(size for size in (64, 256, FEW) if pairs <= size)
+
+
+def _unsorted(ids: Tensor, experts: int, per_tile: int) -> Sorted:
+    """Room for the order of these pairs, and for as many tiles as there may be."""
+    pairs = ids.numel()
+    tiles = min(experts, pairs) + pairs // per_tile
+    return Sorted(*(torch.empty(shape, dtype=torch.int32, device=ids.device) for shape in ((pairs,), (tiles, 3))))

@@ -371,24 +371,24 @@ def blocks_together(rows: int, stages: int) -> int:
     return 2 if rows <= 64 and stages % 2 == 0 else 1
 
 
-def whole_planes(group: int) -> bool:
-    """Are groups of so many columns as wide as planes of a word, or wider?"""
-    return group in (32, 64) or (group > 0 and group % BLOCK == 0)
-
-
-def takes_type(x: Tensor, scales: Tensor) -> bool:
-    """Numbers times their scales have the activations' type: scales must not leave its range."""
-    return x.dtype == torch.bfloat16 or (x.dtype == torch.float16 and scales.dtype == torch.float16)
+def can_copy(
+    dtype: torch.dtype, shape: tuple[int, int], group: int, parts: tuple[Tensor, Tensor, Tensor | None], *, gated: bool
+) -> bool:
+    """Does the copy engine take such a weight (words, scales, zeros) for activations of this type? Groups are as wide
+    as planes of a word, or wider. Lines, and what is copied of them (a gated weight's second half, too), begin at
+    multiples of 16 bytes. Numbers times their scales have the activations' type: scales must not leave its range."""
+    planes_whole = group in (32, 64) or (group > 0 and group % BLOCK == 0)
+    typed = dtype == torch.bfloat16 or (dtype == torch.float16 and parts[1].dtype == torch.float16)
+    width = shape[0] // 2 if gated else shape[0]
+    lines = width % 8 == 0 and shape[1] % 8 == 0
+    return planes_whole and typed and lines and all(t is None or t.data_ptr() % 16 == 0 for t in parts)
 
 
 def can_stream(x: Tensor, weight: NarrowMatrix, *, gated: bool) -> bool:
-    """Does the copy engine take these (`whole_planes`)? Lines, and what is copied of them (a gated
-    weight's second half, too), begin at multiples of 16 bytes."""
-    groups = weight.bits == 4 and whole_planes(weight.group)
-    width = weight.shape[0] // 2 if gated else weight.shape[0]
-    lines = width % 8 == 0 and weight.shape[1] % 8 == 0 and x.stride(0) % 8 == 0
-    read = (x, weight.data, weight.scales, weight.zeros)
-    return groups and takes_type(x, weight.scales) and lines and all(t is None or t.data_ptr() % 16 == 0 for t in read)
+    """Does the copy engine take both?"""
+    parts = weight.data, weight.scales, weight.zeros
+    copied = weight.bits == 4 and can_copy(x.dtype, weight.shape, weight.group, parts, gated=gated)
+    return copied and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
 
 
 def _by_groups(of_groups: Tensor, height: int) -> TensorDescriptor:

@@ -33,7 +33,7 @@ Rounded = tuple[Tensor, Tensor]
 
 
 @triton.jit
-def _multiply(w, x, acc, WIDE: tl.constexpr):
+def multiply(w, x, acc, WIDE: tl.constexpr):
     if WIDE:
         acc = tl.dot(w.to(tl.float32), x.to(tl.float32), acc, input_precision="ieee")
     elif w.dtype == x.dtype:
@@ -44,7 +44,7 @@ def _multiply(w, x, acc, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _packed(
+def packed(
     rows, x_rows, x_ok, scales, zeros, chunk, first, N, acc,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
     EVEN: tl.constexpr, WIDE: tl.constexpr,
@@ -79,7 +79,7 @@ def _packed(
                     q = every[g * PLANES + p]
                 else:
                     q = plane(w, zero, LIKE, (g * PLANES + p) * 4, TABLE, WIDE)
-                part = _multiply(q, x, part, WIDE)
+                part = multiply(q, x, part, WIDE)
             acc += part * scale[:, None]
     return acc
 
@@ -138,12 +138,12 @@ def _thin_kernel(
     for chunk in tl.range(0, CHUNKS, num_stages=STAGES):
         if BITS == 4:
             if EVEN or first + chunk * BK < K:
-                acc = _packed(
+                acc = packed(
                     w_rows, x_rows, real_m[None, :], scale_ptr + n_safe, zero_ptr + n_safe, chunk, first, ROWS, acc,
                     K, BM, BN, GROUP, ZERO, TABLE, EVEN, WIDE,
                 )  # fmt: skip
                 if GATED:
-                    acc_u = _packed(
+                    acc_u = packed(
                         u_rows, x_rows, real_m[None, :], scale_ptr + n_safe + N, zero_ptr + n_safe + N, chunk, first,
                         ROWS, acc_u, K, BM, BN, GROUP, ZERO, TABLE, EVEN, WIDE,
                     )  # fmt: skip
@@ -160,9 +160,9 @@ def _thin_kernel(
                 if GATED:
                     u = tl.load(u_rows + chunk * BK, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
             if GROUP == 0:
-                acc = _multiply(w, x, acc, WIDE)
+                acc = multiply(w, x, acc, WIDE)
                 if GATED:
-                    acc_u = _multiply(u, x, acc_u, WIDE)
+                    acc_u = multiply(u, x, acc_u, WIDE)
             else:
                 group = tl.minimum(first + chunk * BK, K - 1) // GROUP
                 none = tl.zeros((BN, BM), dtype=tl.float32)
@@ -170,13 +170,13 @@ def _thin_kernel(
                     scale = tl.load(scale_ptr + group * ROWS + n_safe).to(tl.float32)[:, None]
                 else:
                     scale = tl.load(scale_ptr + tile * BN // SPAN * ((K + GROUP - 1) // GROUP) + group)
-                acc += _multiply(w, x, none, WIDE) * scale
+                acc += multiply(w, x, none, WIDE) * scale
                 if GATED:
                     if SPAN == 1:
                         scale = tl.load(scale_ptr + group * ROWS + n_safe + N).to(tl.float32)[:, None]
                     else:
                         scale = tl.load(scale_ptr + (N + tile * BN) // SPAN * ((K + GROUP - 1) // GROUP) + group)
-                    acc_u += _multiply(u, x, none, WIDE) * scale
+                    acc_u += multiply(u, x, none, WIDE) * scale
     acc = acc.to(tl.float32)
     acc_u = acc_u.to(tl.float32)
     last = True
