@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from tokenmill.structured.algebra import Algebra, pointer, tidy_array, tidy_object
+from tokenmill.structured.dialects import Dialect
 from tokenmill.structured.limits import refuse
 from tokenmill.structured.shapes import ANY, NEVER, WHOLE, Array, At, Node, Object, Path, Sum
 
@@ -26,6 +27,10 @@ class Reader(Protocol):
 
     def at(self, path: Path) -> Any:
         """The subschema at `path`."""
+        ...
+
+    def dialect(self, path: Path) -> Dialect:
+        """The draft that the place is written in."""
         ...
 
     def typed(self, schema: dict[str, Any], path: Path) -> Sum:
@@ -202,12 +207,13 @@ class Evaluated:
         """What a place's own keywords evaluate; they are checked by now."""
         listed = isinstance(schema.get("items"), list)
         by_pattern = (*path, "patternProperties")
+        counted = "contains" in schema and self.reader.dialect(path).contains_evaluates
         return Seen(
             frozenset(schema.get("properties", {})),
             frozenset(self.reader.pattern(p, (*by_pattern, p)) for p in schema.get("patternProperties", {})),
             "additionalProperties" in schema,
             len(schema.get("items" if listed else "prefixItems", [])),
-            frozenset((At((*path, "contains")),) if "contains" in schema else ()),
+            frozenset((At((*path, "contains")),) if counted else ()),
             ("additionalItems" if listed else "items") in schema,
         )
 

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urljoin
 
 from tokenmill.structured.algebra import refuse_keyword
+from tokenmill.structured.dialects import EVERY, Dialect, named
 from tokenmill.structured.shapes import Path
 
 _ONE = ("additionalProperties", "additionalItems", "items", "contains", "not", "if", "then", "else", "propertyNames",
@@ -19,6 +20,7 @@ _ONE = ("additionalProperties", "additionalItems", "items", "contains", "not", "
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 _ANCHORS = ("$anchor", "$dynamicAnchor")
+Place = tuple[Path, dict[str, Any], Path, Dialect]
 DYNAMIC = ("$dynamicRef", "$recursiveRef")
 
 
@@ -37,38 +39,40 @@ class References:
     """Does an $id stand beside a $ref, which older drafts ignore and newer ones do not?"""
 
     def __post_init__(self) -> None:
-        draft = str(self.document.get("$schema", "")) if isinstance(self.document, dict) else ""
-        old, new = "/draft-0" in draft, "/draft/20" in draft
-        for path, schema, resource in self._schemas((), self.document, ()):
-            given = schema.get("$id", schema.get("id") if "draft-04" in draft or not path else None)
+        for path, schema, resource, dialect in self._schemas((), self.document, (), EVERY):
+            given = schema.get("$id") if dialect.knows("$id") else None
+            if given is None and (not path or dialect.draft == 4) and dialect.knows("id"):
+                given = schema.get("id")
             name = given.rstrip("#") if isinstance(given, str) else ""
-            if path and name and "$ref" in schema and not new:
-                self.unclear = self.unclear or not old
+            if path and name and "$ref" in schema and (dialect == EVERY or dialect.ref_hides):
+                self.unclear = self.unclear or dialect == EVERY
                 name = ""
             if not path or (name and not name.startswith("#")):
                 base = self._joined(self.bases[resource], name) if path else name.partition("#")[0]
                 self.bases[path], resource = base, path
                 self.roots[base] = None if base in self.roots else path
-            names = {schema[keyword] for keyword in _ANCHORS if isinstance(schema.get(keyword), str)}
+            named_here = [k for k in _ANCHORS if dialect.knows(k) and isinstance(schema.get(k), str)]
+            names = {schema[keyword] for keyword in named_here}
             for anchor in names | ({name[1:]} if name.startswith("#") else set()):
                 self.anchors[resource, anchor] = None if (resource, anchor) in self.anchors else path
 
-    def _schemas(self, path: Path, schema: Any, resource: Path) -> Iterator[tuple[Path, dict[str, Any], Path]]:
-        """Every subschema with the resource around it; children come after their parents."""
+    def _schemas(self, path: Path, schema: Any, resource: Path, around: Dialect) -> Iterator[Place]:
+        """Every subschema with the resource around it and its draft; children come after their parents."""
         if not isinstance(schema, dict):
             return
-        yield path, schema, resource
+        dialect = named(schema, around, path)
+        yield path, schema, resource, dialect
         resource = path if path in self.bases else resource
         for keyword in _ONE:
-            yield from self._schemas((*path, keyword), schema.get(keyword), resource)
+            yield from self._schemas((*path, keyword), schema.get(keyword), resource, dialect)
         for keyword in _LISTS:
             if isinstance(schema.get(keyword), list):
                 for i, part in enumerate(schema[keyword]):
-                    yield from self._schemas((*path, keyword, str(i)), part, resource)
+                    yield from self._schemas((*path, keyword, str(i)), part, resource, dialect)
         for keyword in _MAPS:
             if isinstance(schema.get(keyword), dict):
                 for name, part in schema[keyword].items():
-                    yield from self._schemas((*path, keyword, name), part, resource)
+                    yield from self._schemas((*path, keyword, name), part, resource, dialect)
 
     def resolve(self, target: str, path: Path) -> Path:
         """The place that the reference at `path` names."""

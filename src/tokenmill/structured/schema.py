@@ -7,7 +7,7 @@ skipped. `format` is enforced, by a narrower known format where the wide one is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from tokenmill.core.nesting import deeper_than
 from tokenmill.structured import regex
 from tokenmill.structured.algebra import Algebra, pointer, refuse_keyword, tidy_array, tidy_object, value_of
+from tokenmill.structured.dialects import EVERY, Dialect, named
 from tokenmill.structured.evaluated import Evaluated
 from tokenmill.structured.limits import (
     MAX_COUNT,
@@ -171,13 +172,27 @@ class SchemaReader:
         if not isinstance(schema, dict):
             refuse(f"the schema at {pointer(path)} must be an object, true or false.")
         self.algebra.budget.spend(len(schema))
+        if not isinstance(schema.get("$schema", ""), str):
+            _invalid((*path, "$schema"), "a string")
         for keyword, why in REFUSED.items():
             if keyword in schema and not _says_nothing(schema, keyword):
                 refuse_keyword((*path, keyword), why)
-        return schema
+        return self.dialect(path).reads(schema, path)
+
+    def dialect(self, path: Path) -> Dialect:
+        """The draft that the place is written in."""
+        found = EVERY
+        for size, schema in enumerate(self._along(path)):
+            found = named(schema, found, path[:size])
+        return found
 
     def _found(self, path: Path) -> Any:
-        found = self.document
+        *_, found = self._along(path)
+        return found
+
+    def _along(self, path: Path) -> Iterator[Any]:
+        """What lies on the way to a place: the document first, the place last."""
+        yield (found := self.document)
         for i, step in enumerate(path):
             if isinstance(found, dict) and step in found:
                 found = found[step]
@@ -185,7 +200,7 @@ class SchemaReader:
                 found = found[int(step)]
             else:
                 refuse(f"there is nothing at {pointer(path[: i + 1])}, where a reference points.")
-        return found
+            yield found
 
     def target(self, target: Any, path: Path) -> Path:
         """Where a reference at `path` points."""
@@ -371,7 +386,7 @@ class SchemaReader:
 
     def _if(self, given: Any, path: Path) -> Sum:
         place = path[:-1]
-        schema = self._found(place)
+        schema = self.at(place)
         if "then" not in schema and "else" not in schema:
             return WHOLE
         algebra = self.algebra

@@ -32,6 +32,16 @@ def random_schema(rng: random.Random, depth: int) -> dict[str, Any]:
     return {**(found if isinstance(found, dict) else {"allOf": [found]}), "$defs": {"r": rng.choice(DEFS)}}
 
 
+def older(rng: random.Random, schema: dict[str, Any]) -> dict[str, Any]:
+    """A document with keywords that newer drafts have given up, and with those of newer drafts than its own."""
+    _maybe(rng, schema, 0.4, "items", lambda: [_schema(rng, 0) for _ in range(rng.randint(1, 2))])
+    _maybe(rng, schema, 0.3, "additionalItems", lambda: rng.choice([False, _schema(rng, 0)]))
+    _maybe(rng, schema, 0.2, "dependencies", lambda: {rng.choice(NAMES): [rng.choice(NAMES)]})
+    _maybe(rng, schema, 0.2, "minContains", lambda: rng.randint(0, 2))
+    schema.pop("unevaluatedProperties", None)  # the oracle for 2019 forgets additionalProperties beside it
+    return schema
+
+
 def _schema(rng: random.Random, depth: int) -> Any:
     if rng.random() < 0.03:
         return rng.choice([True, False, {}])

@@ -9,8 +9,8 @@ import pytest
 from bytewise import compiled, says, speak
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jsonschema import Draft7Validator, Draft202012Validator
-from schemas import random_schema, random_value
+from jsonschema import Draft7Validator, Draft201909Validator, Draft202012Validator
+from schemas import older, random_schema, random_value
 from table import REFUSED, TABLE
 
 from tokenmill.core.errors import ParameterError, UserError
@@ -104,6 +104,79 @@ def test_what_is_accepted_is_valid(seed):
         said = speak(constraint, rng)
         if said is not None:
             assert validator.is_valid(json.loads(said)), (schema, said)
+
+
+DRAFTS = {
+    "4": "http://json-schema.org/draft-04/schema#",
+    "6": "http://json-schema.org/draft-06/schema#",
+    "7": "http://json-schema.org/draft-07/schema",
+    "2019": "https://json-schema.org/draft/2019-09/schema",
+    "2020": "https://json-schema.org/draft/2020-12/schema#",
+}
+BY_DRAFT = [  # a schema, a value, and the drafts that admit it (the others do not, or refuse the schema with --)
+    ({"prefixItems": [{"type": "integer"}], "items": {"type": "string"}}, [1], "2020"),
+    ({"prefixItems": [{"type": "integer"}]}, ["a"], "4 6 7 2019"),
+    ({"items": [{"type": "integer"}], "additionalItems": False}, [1], "4 6 7 2019 --2020"),
+    ({"items": [{"type": "integer"}], "additionalItems": False}, [1, 2], "--2020"),
+    ({"items": {"items": [{}]}}, [[1]], "4 6 7 2019 --2020"),
+    ({"items": {"type": "integer"}, "additionalItems": False}, [1, 2], "4 6 7 2019 2020"),
+    ({"type": "integer", "minimum": 1, "exclusiveMinimum": True}, 1, "--6 --7 --2019 --2020"),
+    ({"type": "integer", "exclusiveMaximum": 1}, 0, "--4 6 7 2019 2020"),
+    ({"const": 1}, 2, "4"),
+    ({"contains": {"const": 1}}, [], "4"),
+    ({"contains": {"type": "null"}, "minContains": 2}, [None], "4 6 7"),
+    ({"propertyNames": {"enum": ["a"]}}, {"b": 1}, "4"),
+    ({"if": {"type": "integer"}, "then": {"minimum": 5}}, 1, "4 6"),
+    ({"type": "string", "contentEncoding": "base64"}, "?", "4 6"),
+    ({"dependentRequired": {"a": ["b"]}}, {"a": 1}, "4 6 7"),
+    ({"dependentSchemas": {"a": False}}, {"a": 1}, "4 6 7"),
+    ({"dependencies": {"a": ["b"]}}, {"a": 1}, ""),
+    ({"properties": {"a": {}}, "unevaluatedProperties": False}, {"b": 1}, "4 6 7"),
+    ({"contains": {"type": "integer"}, "unevaluatedItems": False}, [1], "4 6 7 2020"),
+    ({"$ref": "#/definitions/a", "maxLength": 1, "definitions": {"a": {"type": "string"}}}, "ab", "4 6 7"),
+    ({"properties": {"a": {"$ref": "#/$defs/a", "enum": [1]}}, "$defs": {"a": {"type": "integer"}}}, {"a": 2}, "4 6 7"),
+    ({"$ref": "#a", "$defs": {"x": {"$anchor": "a", "type": "null"}}}, None, "--4 --6 --7 2019 2020"),
+    ({"allOf": [{"$ref": "#a"}], "$defs": {"x": {"$id": "#a", "type": "null"}}}, None, "--4 6 7 2019 2020"),
+    ({"allOf": [{"$ref": "#a"}], "$defs": {"x": {"id": "#a", "type": "null"}}}, None, "4 --6 --7 --2019 --2020"),
+    ({"items": {"$schema": DRAFTS["2020"], "prefixItems": [{"type": "null"}]}}, [[1]], ""),
+]
+
+
+@pytest.mark.parametrize("i", range(len(BY_DRAFT)))
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_a_schema_means_what_its_draft_says(draft, i):
+    schema, value, said = BY_DRAFT[i]
+    schema = {**schema, "$schema": DRAFTS[draft]}
+    if f"--{draft}" in said:
+        with pytest.raises(ParameterError, match=r"draft|must be a number|no anchor"):
+            compiled(schema)
+    else:
+        assert says(compiled(schema), text_of(value)) is (draft in said.split())
+
+
+def test_a_draft_that_is_not_read_is_named():
+    with pytest.raises(ParameterError, match=r"#/\$schema.*drafts 4 to 2020-12"):
+        compiled({"$schema": "http://json-schema.org/draft-03/schema#", "type": "string"})
+    with pytest.raises(ParameterError, match=r"#/items/\$schema must be a string"):
+        compiled({"items": {"$schema": 7, "type": "string"}})
+    for own in ("https://example.com/mine", "http://json-schema.org/schema#"):  # all drafts together
+        assert not says(compiled({"$schema": own, "prefixItems": [{"type": "null"}], "enum": [[1], [None]]}), "[1]")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32))
+def test_what_is_accepted_in_a_draft_is_valid_there(seed):
+    rng = random.Random(seed)
+    draft = rng.choice(["7", "2019"])  # the oracles for 4 and 2020 take other forms of some keywords
+    schema = older(rng, random_schema(rng, rng.randint(0, 3))) | {"$schema": DRAFTS[draft]}
+    validator = {"7": Draft7Validator, "2019": Draft201909Validator}[draft](schema)
+    try:
+        constraint = compiled(schema)
+    except UserError:
+        return
+    for _ in range(5):
+        value = random_value(rng, 3)
+        assert not says(constraint, text_of(value)) or validator.is_valid(value), (schema, value)
 
 
 def test_most_random_schemas_are_enforced():
