@@ -37,9 +37,9 @@ class Pace:
         else:
             self.per_token = max(self.per_token * 0.99, seconds / tokens)
 
-    def expect(self, tokens: int) -> float | None:
+    def expect(self, tokens: int | None) -> float | None:
         """The expected seconds; None: no such step has been seen."""
-        if not self.short or (tokens > SHORT and not self.per_token):
+        if tokens is None or not self.short or (tokens > SHORT and not self.per_token):
             return None
         return self.short + (self.per_token * tokens if tokens > SHORT else 0.0)
 
@@ -51,21 +51,23 @@ class Watch:
         self.pids = pids
         self.on_device = on_device
         self.pace = Pace()
-        self.tokens = 0
+        self.tokens: int | None = None
         self.began = self.moved = self.advanced = self.looked = time.monotonic()
         self.stopped: float | None = None
         self.work = [0.0] * len(pids)
         self.done = [(0, False)] * len(pids)
         self.states = [""] * len(pids)
 
-    def begin(self, tokens: int) -> None:
-        """From now on a step is waited for."""
+    def begin(self, tokens: int | None) -> None:
+        """From now on a step of so many tokens is waited for. None: something else is, which may take any time (a load,
+        a command)."""
         self.tokens = tokens
         self.began = self.moved = self.advanced = self.looked = time.monotonic()
         self.stopped = None
 
     def end(self) -> None:
         """The step is done."""
+        assert self.tokens is not None
         self.pace.saw(self.tokens, time.monotonic() - self.began)
 
     def beat(self, rank: int, operations: int, waits: bool) -> None:
@@ -91,13 +93,9 @@ class Watch:
         if "D" in states or any(starved) or any(worked):  # starved: other processes use the cores that it needs
             self.moved = now
         self.work = work
-        stopped = [rank for rank, state in enumerate(states) if state in STOPPED]
-        if not stopped:
-            self.stopped = None
-        elif self.stopped is None:
-            self.stopped = now
-        elif now - self.stopped > STOPPED_S:
-            return f"rank {stopped[0]} was stopped"
+        why = self.look_for_stopped(states)
+        if why is not None:
+            return why
         if now - self.moved > QUIET_S:
             return f"no rank has done anything for {now - self.moved:.1f} s"
         expected = self.pace.expect(self.tokens)
@@ -105,4 +103,16 @@ class Watch:
         if expected is not None and waits and now - self.began > FACTOR * expected + QUIET_S:
             if now - self.advanced > QUIET_S:
                 return f"a step has taken {now - self.began:.1f} s, where {expected:.2f} s were expected"
+        return None
+
+    def look_for_stopped(self, states: Sequence[str] | None = None) -> str | None:
+        """Which worker somebody has stopped. states: as just read, if they were."""
+        states = [state_of(pid) for pid in self.pids] if states is None else states
+        stopped = [rank for rank, state in enumerate(states) if state in STOPPED]
+        if not stopped:
+            self.stopped = None
+        elif self.stopped is None:
+            self.stopped = time.monotonic()
+        elif time.monotonic() - self.stopped > STOPPED_S:
+            return f"rank {stopped[0]} was stopped"
         return None

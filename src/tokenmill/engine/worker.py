@@ -13,6 +13,7 @@ import os
 import struct
 import sys
 import threading
+import time
 import traceback
 import zlib
 from collections import deque
@@ -174,7 +175,7 @@ class Worker:
         self.read_chosen = msgspec.msgpack.Decoder(tuple[dict[int, list[int]], dict[int, list[int]]])
         self.read_late = msgspec.msgpack.Decoder(tuple[int, dict[int, bytes]])
         self.busy = threading.Event()
-        self.waits = False
+        self.waits = self.obeys = False
 
     def serve(self) -> None:
         """Work until the other end is gone."""
@@ -215,7 +216,10 @@ class Worker:
             message = msgspec.msgpack.decode(body)
             while not only_asks(message) and self._can_finish():
                 self._finish()  # every rank finishes earlier plans first
-            self.pipe.send(CONTROL + msgspec.msgpack.encode(answer(self.executor.runner, message)))
+            self.obeys = True
+            said = answer(self.executor.runner, message)
+            self.obeys = False
+            self.pipe.send(CONTROL + msgspec.msgpack.encode(said))
 
     def _finish(self) -> None:
         ticket = self.tickets[0]
@@ -231,6 +235,10 @@ class Worker:
             said = msgspec.msgpack.encode(Receipt(result.plan_id, digest, result.failure))
         self.pipe.send(RESULT + CALLS.pack(self.group.calls) + said)
 
+    def _done(self) -> int:
+        """A number that grows while there is progress: operations of steps, the work that commands take."""
+        return operations(self.executor.runner) + (int(time.process_time() * 4) if self.obeys else 0)
+
     def _beat(self) -> None:
         """While plans run, report their progress: whoever waits for a result cannot see it otherwise."""
         pause = threading.Event()
@@ -238,7 +246,7 @@ class Worker:
             while self.busy.wait():
                 pause.wait(BEAT_S)
                 if self.busy.is_set():
-                    self.pipe.send(BEAT + msgspec.msgpack.encode((operations(self.executor.runner), self.waits)))
+                    self.pipe.send(BEAT + msgspec.msgpack.encode((self._done(), self.waits)))
 
 
 def encoded(result: StepResult) -> bytes:

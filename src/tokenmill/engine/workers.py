@@ -128,7 +128,8 @@ class ProcessExecutor:
         return self._ask(self.ranks, message)
 
     def _ask(self, ranks: list[Rank], message: dict[str, Any]) -> list[dict[str, Any]]:
-        self.watch.begin(0)
+        self.watch.begin(None)
+        self.awaited = -1  # a plan in flight is waited for anew
         for rank in ranks:
             with self._told():
                 rank.pipe.send(CONTROL + self.encoder.encode(message), self._look)
@@ -267,12 +268,12 @@ def start_ranks(config: EngineConfig) -> tuple[ProcessExecutor, dict[str, Any]]:
             ranks.append(Rank(*start_process("tokenmill.engine.worker", f"rank {number}", files, links)))
             ranks[-1].pipe.send(msgspec.msgpack.encode(start))
         ways.let_go()
-        facts = _loaded(ranks)
+        watch = Watch([rank.process.pid for rank in ranks], on_device=device != "cpu")
+        facts = _loaded(ranks, watch)
     except BaseException:
         end_ranks(ranks, 0.0)
         ways.end()
         raise
-    watch = Watch([rank.process.pid for rank in ranks], on_device=device != "cpu")
     said = facts[-size]
     executor = ProcessExecutor(
         ranks, said["num_blocks"], watch, recovers=ways.meeting is None or size == 1, choosing=size, end=ways.end,
@@ -332,20 +333,20 @@ def _shared_memory(size: int) -> Any:
     return Memory(size)
 
 
-def _loaded(ranks: list[Rank]) -> list[dict[str, Any]]:
+def _loaded(ranks: list[Rank], watch: Watch) -> list[dict[str, Any]]:
     """Each rank's facts about the model, once all have loaded; until then this passes the ranks' messages on to all."""
     until = time.monotonic() + START_TIMEOUT_S
     found: dict[int, bytes] = {}
     shared: dict[int, bytes] = {}
     while len(found) < len(ranks):
-        for number, rank in enumerate(ranks):
+        for number in range(len(ranks)):
             if number in found or number in shared:
                 continue
-            try:
-                message = rank.pipe.receive(LOOK_S)
-            except EOFError:
-                raise EngineDeadError("the model's process ended while loading") from None
+            message = _said_while_loading(ranks, number)
             if message is None:
+                why = watch.look_for_stopped()
+                if why is not None:
+                    raise EngineDeadError(f"the model cannot be loaded: {why}")
                 if time.monotonic() > until:
                     raise EngineDeadError(f"the model was not loaded within {START_TIMEOUT_S:.0f} s")
                 continue
@@ -359,6 +360,19 @@ def _loaded(ranks: list[Rank]) -> list[dict[str, Any]]:
         if len(shared) == len(ranks):
             every = SHARED + msgspec.msgpack.encode([msgspec.Raw(shared[number]) for number in range(len(ranks))])
             for rank in ranks:
-                rank.pipe.send(every)
+                with contextlib.suppress(OSError):  # one that is gone is noticed when its next message is read
+                    rank.pipe.send(every)
             shared.clear()
     return [msgspec.msgpack.decode(found[number]) for number in range(len(ranks))]
+
+
+def _said_while_loading(ranks: list[Rank], number: int) -> bytes | None:
+    """What this rank says within a moment; raises if it has ended."""
+    try:
+        return ranks[number].pipe.receive(LOOK_S)
+    except EOFError:
+        with contextlib.suppress(TimeoutExpired):
+            ranks[number].process.wait(1.0)
+        code = ranks[number].process.poll()
+        how = "" if code is None else f" (signal {-code})" if code < 0 else f" (exit status {code})"
+        raise EngineDeadError(f"rank {number} ended while it loaded the model{how}") from None

@@ -4,16 +4,25 @@ TOKENMILL_RELIABILITY=1 adds four ranks, more formats, and many kills and stops.
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 
+import msgspec
 import pytest
 from engine_ranks_helpers import FULL, compare, lose
 from engines import exact, greedy, open_llm, run
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.config import make_config
+from tokenmill.core.errors import EngineDeadError, ParameterError
+from tokenmill.engine import watch, workers
+from tokenmill.engine.worker import BEAT, CONTROL
+from tokenmill.process.pipe import Pipe
 from tokenmill.testing.tiny import make_tiny
 
 LONG = pytest.mark.skipif(not FULL, reason="long: set TOKENMILL_RELIABILITY=1")
@@ -123,6 +132,52 @@ def test_every_rank_does_what_it_is_told_behind_the_plans_before(tiny):
 def test_a_lost_rank_ends_its_engine(rank, how, tiny):
     with open_llm(tiny, tensor_parallel_size=2, kernels="auto", max_model_len=512) as llm:
         lose(llm, rank, how)
+
+
+def test_a_command_may_take_longer_than_a_step(monkeypatch):
+    """Sleep, wake and adapters read and write whole models; here a step has taken no time, and patience is short."""
+    monkeypatch.setattr(watch, "QUIET_S", 0.15)
+    monkeypatch.setattr(watch, "LEAST_WORK", -1.0)  # it works all the time
+    ours, theirs = socket.socketpair()
+    running = type("Running", (), {"pid": os.getpid(), "poll": lambda self: None})()
+    watched = watch.Watch([os.getpid()], on_device=False)
+    executor = workers.ProcessExecutor([workers.Rank(running, Pipe(ours, greedy=True))], [1], watched)
+    for tokens in (1, 100):
+        watched.begin(tokens)
+        watched.end()
+
+    def obey() -> None:
+        end = Pipe(theirs)
+        end.receive(5.0)
+        for _ in range(6):
+            time.sleep(0.1)
+            end.send(BEAT + msgspec.msgpack.encode((7, False)))
+        end.send(CONTROL + msgspec.msgpack.encode({"asleep": []}))
+
+    thread = threading.Thread(target=obey)
+    with ours, theirs:
+        thread.start()
+        assert executor.control_all({"what": "sleep", "level": 1}) == [{"asleep": []}]
+        thread.join()
+
+
+@pytest.mark.parametrize(("how", "said"), [(signal.SIGKILL, r"signal 9"), (signal.SIGSTOP, r"rank 1 was stopped")])
+def test_a_rank_that_is_lost_while_it_loads_ends_the_load(how, said, tiny, monkeypatch):
+    started = []
+    start = workers.start_process
+
+    def lose(*given):
+        process, pipe = start(*given)
+        started.append(process)
+        if len(started) == 2:
+            os.kill(process.pid, how)
+        return process, pipe
+
+    monkeypatch.setattr(workers, "start_process", lose)
+    monkeypatch.setattr(watch, "STOPPED_S", 0.2)
+    with pytest.raises(EngineDeadError, match=said):
+        workers.start_ranks(make_config(model=str(tiny), tensor_parallel_size=2))
+    assert len(started) == 2 and all(process.poll() is not None for process in started), "a rank was left behind"
 
 
 @pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
