@@ -46,8 +46,8 @@ def _tool(before: dict[str, Any], after: dict[str, Any], choice: str = "auto") -
     return CHAT, first, second
 
 
-def _item(before: dict[str, Any], after: dict[str, Any]) -> Bodies:
-    return RESPONSES, {"input": [before]}, {"input": [after]}
+def _item(before: dict[str, Any], after: dict[str, Any], *earlier: dict[str, Any]) -> Bodies:
+    return RESPONSES, {"input": [*earlier, before]}, {"input": [*earlier, after]}
 
 
 def _part(before: dict[str, Any], after: dict[str, Any]) -> Bodies:
@@ -56,8 +56,9 @@ def _part(before: dict[str, Any], after: dict[str, Any]) -> Bodies:
 
 
 def _said(before: dict[str, Any], after: dict[str, Any], role: str = "user") -> Bodies:
+    calls = [{"role": "assistant", "content": [USE, {**USE, "id": "c2"}]}] if before["type"] == "tool_result" else []
     first, second = (
-        {"model": "fake", "max_tokens": 4, "messages": [USER, {"role": role, "content": [each]}, USER]}
+        {"model": "fake", "max_tokens": 4, "messages": [USER, *calls, {"role": role, "content": [each]}, USER]}
         for each in (before, after)
     )
     return ANTHROPIC, first, second
@@ -188,6 +189,7 @@ INSIDE: dict[str, dict[str, Bodies]] = {
         "output": _item(
             {"type": "function_call_output", "call_id": "c1", "output": "a"},
             {"type": "function_call_output", "call_id": "c1", "output": "b"},
+            ITEM_CALL,
         ),
         "encrypted_content": _item(
             {"type": "compaction", "encrypted_content": "a"}, {"type": "compaction", "encrypted_content": "b"}

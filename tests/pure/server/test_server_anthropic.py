@@ -116,6 +116,21 @@ async def test_errors_have_anthropics_shape(start, change, status, kind):
     assert served.context.gate.open == 0
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_a_result_of_no_call_is_refused_in_anthropics_words(start, path):
+    served = await start()
+    call, result = {"type": "tool_use", "id": "t1", "name": "look"}, {"type": "tool_result", "tool_use_id": "t1"}
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [call]}]
+    for block, status, word in (
+        (result, 200, ""),
+        ({**result, "tool_use_id": "t2"}, 400, "messages.2.content.1: unexpected `tool_use_id` found in `tool_result`"),
+        ({"type": "tool_result"}, 400, "messages.2.content.1.tool_use_id: Field required"),
+    ):
+        talk = [*turns, {"role": "user", "content": [{"type": "text", "text": "So?"}, block]}]
+        answer = await served.post(path, {**HI, "messages": talk})
+        assert answer.status_code == status and word in answer.text, answer.text
+
+
 async def test_keys_are_taken_from_its_header_and_refused_in_its_shape(start):
     served = await start(api_key=["secret"])
     refused = await served.post("/v1/messages", HI)

@@ -122,6 +122,53 @@ async def test_background_runs_go_on_are_followed_and_cancelled(start):
     assert wrong.status_code == 400
 
 
+@pytest.mark.parametrize("said", ["a" * 40, "<think>" + "a" * 40, CALL])
+async def test_what_a_cancelled_response_shows_is_what_the_next_one_continues(start, said):
+    """A call that was broken off is shown, and is no call."""
+    served = await start(FakeOptions(script=said, step_s=0.05), **PARSERS)
+    slow = (await served.post(PATH, {**HI, "background": True, "tools": [TOOL]})).json()["id"]
+    wanted = "function_call" if said == CALL else "message" if said[0] == "a" else "reasoning"
+    kept = served.context.store.find(Kept, slow, "anonymous")
+    await until(lambda: any(i["type"] == wanted for i in json.loads(kept.show())["output"]))
+    ended = (await served.client.post(f"{PATH}/{slow}/cancel")).json()
+    assert ended["output"][-1]["status"] == "incomplete"
+    messages = json.loads(kept.messages)
+    assert [m["role"] for m in messages] == ["user", "assistant"] and "tool_calls" not in messages[1]
+    texts = {i["type"]: i["content"][0]["text"] for i in ended["output"] if "content" in i}
+    assert messages[1]["content"] == texts.get("message", "")
+    assert messages[1].get("reasoning", "") == texts.get("reasoning", "")
+    served.options.step_s = 0
+    more = await served.post(PATH, {"input": "Go on.", "previous_response_id": slow})
+    assert more.json()["usage"]["input_tokens"] > (await served.post(PATH, HI)).json()["usage"]["input_tokens"]
+
+
+async def test_a_response_cancelled_before_its_first_word_adds_nothing(start):
+    served = await start(FakeOptions(step_s=60))
+    slow = (await served.post(PATH, {**HI, "background": True})).json()["id"]
+    await served.client.post(f"{PATH}/{slow}/cancel")
+    kept = served.context.store.find(Kept, slow, "anonymous")
+    assert [m["role"] for m in json.loads(kept.messages)] == ["user"]
+
+
+async def test_a_result_of_no_call_is_refused_in_openais_words(start):
+    served = await start(FakeOptions(script=CALL), **PARSERS)
+    result = {"type": "function_call_output", "call_id": "call_x", "output": "blue"}
+    call = {"type": "function_call", "call_id": "call_x", "name": "look", "arguments": "{}"}
+    for path in (PATH, f"{PATH}/input_tokens", f"{PATH}/compact"):
+        for items in ([result], [result, call], [{**call, "call_id": "call_y"}, result]):
+            refused = await served.post(path, {"model": "fake", "input": items})
+            error, said = refused.json()["error"], "No tool call found for function call output with call_id call_x."
+            assert refused.status_code == 400 and (error["message"], error["param"]) == (said, "input")
+        assert (await served.post(path, {"model": "fake", "input": [call, result]})).status_code == 200
+    first = (await served.post(PATH, {**HI, "tools": [TOOL]})).json()
+    name = next(item["call_id"] for item in first["output"] if item["type"] == "function_call")
+    for call_id, status in ((name, 200), ("call_x", 400)):
+        body = {"previous_response_id": first["id"], "input": [{**result, "call_id": call_id}]}
+        assert (await served.post(PATH, body)).status_code == status
+    talk = (await served.post("/v1/conversations", {"items": [call]})).json()["id"]
+    assert (await served.post(PATH, {"conversation": talk, "input": [result]})).status_code == 200
+
+
 async def test_nothing_stays_of_a_reader_who_leaves(listen):
     """GET has no body, but its answer may take as long as any other."""
     server = await listen(FakeOptions(step_s=0.01))

@@ -104,6 +104,7 @@ class CountRequest(BaseModel):
         messages: list[dict[str, Any]] = []
         if self.system:
             messages.append({"role": "system", "content": _text(self.system, "system")})
+        _check_results(self.messages)
         for number, turn in enumerate(self.messages):
             messages += _messages(turn, f"messages.{number}.content")
         found: dict[str, Any] = {"model": self.model, "messages": messages}
@@ -156,6 +157,24 @@ class MessagesRequest(CountRequest):
                 "output_config.format must be {'type': 'json_schema', 'schema': {...}}.", param="output_config.format"
             )
         return {**found, "structured_outputs": {"json": form["schema"]}}
+
+
+def _check_results(turns: list[Turn]) -> None:
+    """Refuse a result of a call that no earlier turn has, in Anthropic's words."""
+    called: set[str | None] = set()
+    for number, turn in enumerate(turns):
+        for place, block in enumerate([] if isinstance(turn.content, str) else turn.content):
+            where = f"messages.{number}.content.{place}"
+            if block.type == "tool_use":
+                called.add(block.id)
+            elif block.type == "tool_result" and block.tool_use_id is None:
+                raise ParameterError(f"{where}.tool_use_id: Field required", param=f"{where}.tool_use_id")
+            elif block.type == "tool_result" and block.tool_use_id not in called:
+                raise ParameterError(
+                    f"{where}: unexpected `tool_use_id` found in `tool_result` blocks: {block.tool_use_id}. Each "
+                    "`tool_result` block must have a corresponding `tool_use` block in the previous message.",
+                    param=where,
+                )
 
 
 def _messages(turn: Turn, place: str) -> list[dict[str, Any]]:

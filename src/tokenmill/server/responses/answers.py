@@ -88,9 +88,10 @@ class GrowingResponse:
             self._item["status"] = "incomplete"
 
     def message(self) -> dict[str, Any]:
-        """What was said, as a chat message for the next turn."""
+        """What was said, as a chat message for the next turn. A call that was broken off is no call."""
         found: dict[str, Any] = {"role": "assistant", "content": self.said.content}
         calls = [item for item in self.response["output"] if item["type"] == "function_call"]
+        calls = calls[:-1] if self.open == "function_call" else calls
         if calls:
             found["tool_calls"] = [
                 {"id": c["call_id"], "type": "function", "function": {"name": c["name"], "arguments": c["arguments"]}}

@@ -62,6 +62,16 @@ def messages_of(items: list[Item], place: str = "input") -> Messages:
     return found
 
 
+def check_results(messages: Messages) -> None:
+    """Refuse a result of a call that the conversation does not have, in OpenAI's words."""
+    called: set[str] = set()
+    for message in messages:
+        called.update(call["id"] for call in message.get("tool_calls") or ())
+        if message["role"] == "tool" and message["tool_call_id"] not in called:
+            name = message["tool_call_id"][:100]
+            raise ParameterError(f"No tool call found for function call output with call_id {name}.", param="input")
+
+
 def full_items(items: list[Item], place: str = "input") -> list[Item]:
     """The same items with all fields that the API's own types require. Items that `messages_of` refuses are refused
     here."""

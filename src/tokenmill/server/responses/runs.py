@@ -146,11 +146,14 @@ async def events(run: Run) -> AsyncIterator[list[bytes]]:
 
 
 def end_run(run: Run, messages: bytes | None = None) -> None:
-    """End the run. A complete answer is added to the conversation. It may be called twice."""
+    """End the run. `messages`: with a complete answer, which is added to the conversation; whoever continues a response
+    that broke off goes on from what its output shows. It may be called twice."""
     kept, conversation = run.kept, run.conversation
     if kept.ended:
         return
-    kept.end(messages)
+    said = run.growing.message()
+    broken_off = messages is None and any(value for name, value in said.items() if name != "role")
+    kept.end(joined(kept.messages, said) if broken_off else messages)
     run.store.weigh(kept)
     if conversation is None:
         return

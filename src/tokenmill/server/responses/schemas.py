@@ -14,7 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.errors import quoted
 from tokenmill.server.fields import MOST_MESSAGES, MOST_TOOLS, Inside, Label, Metadata, few
-from tokenmill.server.responses.conversation_items import Item, Messages, full_items, messages_of, objects
+from tokenmill.server.responses.conversation_items import (
+    Item,
+    Messages,
+    check_results,
+    full_items,
+    messages_of,
+    objects,
+)
 
 LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -214,6 +221,7 @@ def read_talk(body: TalkRequest, before: bytes = b"[]", items_before: bytes = b"
     messages = msgspec.json.decode(before) + messages_of(earlier + body.items())
     if not messages:
         raise ParameterError("The conversation is empty: input is missing.", param="input")
+    check_results(messages)
     return Talk(messages, msgspec.json.encode(messages), msgspec.json.encode(items))
 
 
