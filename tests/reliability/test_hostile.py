@@ -19,7 +19,7 @@ import pytest
 
 from tests.cpu.server.conftest import Running
 from tests.reliability.rows_helpers import SMALL_POOL, percentile, rss
-from tokenmill.checkpoint.safetensors import parse_header
+from tokenmill.checkpoint.safetensors_header import parse_header
 from tokenmill.core.errors import ModelError
 from tokenmill.demo import demo_dir
 from tokenmill.text.tokenizer import load_tokenizer

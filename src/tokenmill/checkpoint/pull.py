@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenmill.checkpoint.beginnings import check_files
 from tokenmill.checkpoint.entry import Entry, Source
 from tokenmill.checkpoint.gguf_file import part_names
 from tokenmill.checkpoint.hub import Hub, Wanted, chosen_files, download_model
@@ -67,13 +68,15 @@ def pull_hub(store: Store, given: str, revision: str | None, hub: Hub, tell: Tel
 
 
 def measured(path: Path) -> tuple[str, int]:
-    """(format, bytes of weights). A model without weights is refused."""
+    """(format, bytes of weights). A model without weights is refused, as is one whose files are no model."""
     if path.is_file() and path.suffix == ".gguf":
+        check_files("gguf", path.parent, parts_of(path))
         return "gguf", sum(file.stat().st_size for file in parts_of(path))
     if path.is_dir():
         for pattern, form in zip(_KINDS, ("safetensors", "gguf", "pytorch"), strict=True):
             files = [file for file in path.glob(pattern) if file.is_file()]
             if files:
+                check_files(form, path, files)
                 return form, sum(file.stat().st_size for file in files)
         raise UserError(f"{path} holds no weights ({', '.join(_KINDS)}).")
     raise UserError(f"{path}: a model is a folder or a .gguf file; this is neither.")

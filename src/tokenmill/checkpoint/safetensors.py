@@ -1,32 +1,27 @@
-"""Safetensors files. Owns: reading and strictly checking headers, and zero-copy tensors over memory-mapped files.
+"""Safetensors files. Owns: zero-copy tensors over memory-mapped files.
 
-A file is 8 bytes of header length (little-endian), a JSON header, then data. Tensors must cover the data exactly,
-without overlap, gap or rest. Everything in the header is checked before one byte of data is read.
+Everything in the header is checked before one byte of data is read (safetensors_header.py).
 Must not know: models, devices, what a tensor is for.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import mmap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
-from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor, place, read_index
+from tokenmill.checkpoint.safetensors_header import read_header, safetensors_files
+from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor, place
 from tokenmill.core.errors import ModelError
-from tokenmill.core.files import LOOK, open_regular, present, told_by
+from tokenmill.core.files import open_regular, present
 
 log = logging.getLogger("tokenmill.checkpoint")
 
-MAX_HEADER_BYTES = 16 << 20
-MAX_RANK = 16
 DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -48,72 +43,6 @@ DTYPES = {
 }
 
 
-@dataclass(frozen=True)
-class Entry:
-    """Where one tensor lies: bytes begin..end of the file's data."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-
-def parse_header(header: bytes, data_bytes: int) -> dict[str, Entry]:
-    """Tensor name -> entry. Raises a ModelError (without a file name) unless the header describes the data exactly."""
-    try:
-        table = json.loads(header.decode(), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"the header is not valid JSON ({str(error)[:200]})") from error
-    if not isinstance(table, dict):
-        raise ModelError("the header is not a JSON object")
-    notes = table.pop("__metadata__", {})
-    if not isinstance(notes, dict) or not all(isinstance(value, str) for value in notes.values()):
-        raise ModelError("`__metadata__` must map names to strings")
-    entries = {name: _entry(name, value) for name, value in table.items()}
-    at = 0
-    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if entry.begin != at:
-            raise ModelError(f"tensor {name[:200]!r} begins at byte {entry.begin}, but the one before it ends at {at}")
-        at = entry.end
-    if at != data_bytes:
-        raise ModelError(f"the tensors take {at} bytes, but the file holds {data_bytes}; it is truncated or damaged")
-    return entries
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ModelError("the header names something twice")
-    return table
-
-
-def _entry(name: str, value: object) -> Entry:
-    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ModelError(f"tensor {name[:200]!r} must have exactly dtype, shape and data_offsets")
-    dtype = DTYPES.get(value["dtype"]) if isinstance(value["dtype"], str) else None
-    if dtype is None:
-        raise ModelError(f"tensor {name[:200]!r} has an unknown dtype: {str(value['dtype'])[:40]}")
-    shape, offsets = _counts(value["shape"]), _counts(value["data_offsets"])
-    if shape is None or len(shape) > MAX_RANK:
-        raise ModelError(f"tensor {name[:200]!r} has a bad shape: {str(value['shape'])[:80]}")
-    if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise ModelError(f"tensor {name[:200]!r} has bad data_offsets: {str(value['data_offsets'])[:80]}")
-    # Python's integers do not overflow: a shape whose product wraps in 64 bits is simply too large here.
-    size = prod(shape) * dtype.itemsize
-    if size != offsets[1] - offsets[0]:
-        raise ModelError(f"tensor {name[:200]!r} needs {size} bytes by its shape, but has {offsets[1] - offsets[0]}")
-    if any(count >= 1 << 63 for count in (*shape, *offsets)):
-        raise ModelError(f"tensor {name[:200]!r} has a number that is too large")
-    return Entry(dtype, shape, offsets[0], offsets[1])
-
-
-def _counts(value: object) -> tuple[int, ...] | None:
-    """A list of non-negative integers, or None. JSON's `true` does not count as a number."""
-    if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
-        return None
-    return tuple(value)
-
-
 class SafetensorsFile:
     """One memory-mapped file. Tensors are views of the map and keep it alive.
 
@@ -125,15 +54,12 @@ class SafetensorsFile:
         self._map: mmap.mmap | bytearray
         try:
             with open_regular(path) as file:
-                size = file.seek(0, 2)
-                if size < 10:
-                    file.seek(0)
-                    if other := told_by(file.read()):
-                        raise ModelError(f"is {other}")
-                    raise ModelError("it is too short to be a safetensors file")
+                self._data, self.entries = read_header(file)
+                size = self._data + max((entry.end for entry in self.entries.values()), default=0)
+                if file.seek(0, 2) != size:
+                    raise ModelError("it has changed while it was read")
                 # A private map is writable but never changes the file, so torch accepts it without a warning.
                 self._map = _whole(file, size) if copied else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            self._data, self.entries = _layout(self._map, size)
         except ModelError as error:
             reason = str(error)
             raise ModelError(reason if reason.startswith(str(path)) else f"{path}: {reason}") from error
@@ -143,14 +69,15 @@ class SafetensorsFile:
     def tensor(self, name: str) -> Tensor:
         """A tensor of the file. It is copied only if it lies at an odd address."""
         entry = self.entries[name]
+        dtype = DTYPES[entry.dtype]
         if entry.begin == entry.end:
-            return torch.empty(entry.shape, dtype=entry.dtype)
+            return torch.empty(entry.shape, dtype=dtype)
         raw = torch.frombuffer(
             self._map, dtype=torch.uint8, count=entry.end - entry.begin, offset=self._data + entry.begin
         )
-        if raw.data_ptr() % entry.dtype.itemsize:
+        if raw.data_ptr() % dtype.itemsize:
             raw = raw.clone()  # old files are not aligned, and kernels need alignment
-        return raw.view(entry.dtype).view(entry.shape)
+        return raw.view(dtype).view(entry.shape)
 
 
 def _whole(file: BinaryIO, size: int) -> bytearray:
@@ -159,18 +86,6 @@ def _whole(file: BinaryIO, size: int) -> bytearray:
     if file.readinto(data) != size:  # type: ignore[attr-defined]
         raise ModelError("it has changed while it was read")
     return data
-
-
-def _layout(data: mmap.mmap | bytearray, size: int) -> tuple[int, dict[str, Entry]]:
-    """(offset of the data, entries) of a whole file."""
-    if data[8:9] != b"{" and (other := told_by(bytes(data[:LOOK]))):
-        raise ModelError(f"is {other}")
-    length = int.from_bytes(data[:8], "little")
-    if length > MAX_HEADER_BYTES:
-        raise ModelError(f"its header claims {length} bytes; the limit is {MAX_HEADER_BYTES}")
-    if length > size - 8:
-        raise ModelError(f"its header claims {length} bytes, but only {size - 8} follow; it is truncated")
-    return 8 + length, parse_header(bytes(data[8 : 8 + length]), size - 8 - length)
 
 
 class SafetensorsCheckpoint:
@@ -229,17 +144,8 @@ class SafetensorsCheckpoint:
 
 def open_safetensors(folder: Path) -> SafetensorsCheckpoint | None:
     """The folder's safetensors weights. None: it has none."""
-    if present(index := folder / "model.safetensors.index.json"):
-        table = read_index(index)
-        single = folder / "model.safetensors"
-        if present(single) and single not in table.values():
-            log.warning(
-                "%s lies beside an index that does not name it: the index counts, the file is not read.", single
-            )
-        return SafetensorsCheckpoint(folder, sorted(set(table.values())), table)
-    if present(single := folder / "model.safetensors"):
-        return SafetensorsCheckpoint(folder, [single])
-    # Some repositories keep a second copy of all weights under this name.
-    files = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith("consolidated")]
-    files = files or sorted(folder.glob("*.safetensors"))
-    return SafetensorsCheckpoint(folder, files) if files else None
+    files, table = safetensors_files(folder)
+    single = folder / "model.safetensors"
+    if table is not None and present(single) and single not in files:
+        log.warning("%s lies beside an index that does not name it: the index counts, the file is not read.", single)
+    return SafetensorsCheckpoint(folder, files, table) if files else None

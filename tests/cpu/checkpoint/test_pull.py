@@ -33,10 +33,13 @@ for name in sys.argv[1:]:
         said.append(str(error))
 print(json.dumps(said))
 """
-LARGE = os.urandom(3 << 20)
+_HEAD = json.dumps({"a": {"dtype": "U8", "shape": [3 << 20], "data_offsets": [0, 3 << 20]}}).encode()
+LARGE = len(_HEAD).to_bytes(8, "little") + _HEAD + os.urandom(3 << 20)
+_GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
+FOUR, EIGHT = _GGUF + b"four", _GGUF + b"eight!!!"
 FILES = {
     "mill/small": {"config.json": b"{}", "model.safetensors": LARGE, "README.md": b"x"},
-    "mill/small-GGUF": {"a-Q4_K_M.gguf": b"four", "a-Q8_0.gguf": b"eight!!!"},
+    "mill/small-GGUF": {"a-Q4_K_M.gguf": FOUR, "a-Q8_0.gguf": EIGHT},
 }
 
 
@@ -73,15 +76,15 @@ def test_a_model_is_pulled_told_used_and_removed(pull: Any, tmp_path: Path) -> N
     assert [step[0] for step in steps[:1]] == ["pulling manifest"] and steps[-1][0] == "writing manifest"
     bars = [step for step in steps if step[2]]
     assert bars[-1][2:] == [len(LARGE), len(LARGE)] and bars[-1][0].startswith("pulling ")
-    assert second[:4] == ["mill/small-GGUF:Q8_0", "gguf", 8, True] and second[4].endswith("a-Q8_0.gguf")
-    assert third[:4] == ["mill/small-GGUF:latest", "gguf", 4, True] and third[4].endswith("a-Q4_K_M.gguf")
+    assert second[:4] == ["mill/small-GGUF:Q8_0", "gguf", len(EIGHT), True] and second[4].endswith("a-Q8_0.gguf")
+    assert third[:4] == ["mill/small-GGUF:latest", "gguf", len(FOUR), True] and third[4].endswith("a-Q4_K_M.gguf")
     assert "there is no model 'mill/none'" in absent
-    assert dropped >= len(LARGE) and not Path(path).exists() and kept == 4
-    assert Path(second[4]).read_bytes() == b"eight!!!"
+    assert dropped >= len(LARGE) and not Path(path).exists() and kept == len(FOUR)
+    assert Path(second[4]).read_bytes() == EIGHT
 
 
 def test_what_was_there_before_stays(pull: Any) -> None:
     again = pull("mill/small-GGUF:Q8_0", "rm=mill/small-GGUF:Q8_0", "mill/small-GGUF:Q8_0", "mill/small-GGUF:Q8_0")
-    assert again[1] == 8 and again[2][3] and not again[3][3]  # the second time the file was there
-    assert pull("mill/small-GGUF:Q8_0", HF_HUB_OFFLINE="1")[0][:3] == ["mill/small-GGUF:Q8_0", "gguf", 8]
+    assert again[1] == len(EIGHT) and again[2][3] and not again[3][3]  # the second time the file was there
+    assert pull("mill/small-GGUF:Q8_0", HF_HUB_OFFLINE="1")[0][:3] == ["mill/small-GGUF:Q8_0", "gguf", len(EIGHT)]
     assert pull("rm=mill/small-GGUF:Q8_0") == [0]

@@ -15,10 +15,12 @@ from safetensors.torch import save_file
 from tests.cpu_time import least_cpu_time
 
 from tokenmill.checkpoint.folder import open_checkpoint
-from tokenmill.checkpoint.safetensors import DTYPES, SafetensorsFile, parse_header
+from tokenmill.checkpoint.safetensors import DTYPES, SafetensorsFile
+from tokenmill.checkpoint.safetensors_header import SIZES, parse_header
 from tokenmill.core.errors import ModelError
 
 # The library at hand cannot write the other types of the format.
+assert {name: dtype.itemsize for name, dtype in DTYPES.items()} == SIZES
 WRITABLE = sorted({*DTYPES.values()} - {torch.float8_e8m0fnu}, key=str)
 
 

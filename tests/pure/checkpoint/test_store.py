@@ -6,6 +6,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,11 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+NOTHING = (92).to_bytes(8, "little") + b"{}"
+"""How a safetensors file of 100 bytes begins that holds no tensors."""
+GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "home")
@@ -40,7 +46,8 @@ def store(tmp_path: Path) -> Store:
 def weights(tmp_path: Path) -> Path:
     folder = tmp_path / "weights"
     folder.mkdir()
-    (folder / "model.safetensors").write_bytes(bytes(100))
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(NOTHING + b" " * (100 - len(NOTHING)))
     return folder
 
 
@@ -262,8 +269,7 @@ def test_a_stored_model_is_options(store: Store, weights: Path, monkeypatch: pyt
     monkeypatch.chdir(weights.parent)
     pull_local(store, weights, "adapter")
     assert find_stored("adapter", store) is None  # a folder of that name lies here
-    (weights / "model.safetensors").unlink()
-    weights.rmdir()
+    shutil.rmtree(weights)
     with pytest.raises(UserError, match="no longer exists"):
         as_stored(store, store.get("mill:small"))
 
@@ -271,8 +277,7 @@ def test_a_stored_model_is_options(store: Store, weights: Path, monkeypatch: pyt
 def test_a_hub_model_is_asked_for_again_when_its_files_are_gone(store: Store, weights: Path) -> None:
     source = Source("hub", path=str(weights), repo="owner/name:Q4_K_M", revision="abc")
     assert location(store, source) == (str(weights), "")
-    (weights / "model.safetensors").unlink()
-    weights.rmdir()
+    shutil.rmtree(weights)
     assert location(store, source) == ("owner/name:Q4_K_M", "abc")
     stored = as_stored(store, Entry("x:latest", source))
     assert stored.options["model"] == "owner/name:Q4_K_M" and stored.options["revision"] == "abc"
@@ -305,9 +310,52 @@ def test_what_is_no_model_is_not_stored(store: Store, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=word):
             pull_local(store, path)
     for name, data in _SPLIT.items():
-        (tmp_path / name).write_bytes(data)
+        (tmp_path / name).write_bytes(GGUF + data)
     for name, size in (("big", 5), ("big-Q4", 11), ("big[1]", 3)):
-        assert measured(tmp_path / f"{name}-00001-of-00002.gguf") == ("gguf", size)
+        assert measured(tmp_path / f"{name}-00001-of-00002.gguf") == ("gguf", 2 * len(GGUF) + size)
+
+
+PAGE, POINTER = b"<!DOCTYPE html><title>Log in</title>", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+KIND = b"\x0c" + bytes(7) + b"general.type" + b"\x08" + bytes(3) + b"\x07" + bytes(7) + b"adapter"
+ADAPTER = GGUF[:16] + b"\x01" + bytes(7) + KIND
+
+
+@pytest.mark.parametrize(
+    ("files", "word"),
+    [
+        ({"a.gguf": b"hello world"}, "does not begin with GGUF"),
+        ({"a.gguf": POINTER}, "Git LFS pointer"),
+        ({"a.gguf": b"GGUF\x03"}, "ends"),
+        ({"a.gguf": ADAPTER}, "an adapter, not a model"),
+        ({"a-00001-of-00002.gguf": GGUF, "a-00002-of-00002.gguf": PAGE}, "a web page"),
+        ({"model.safetensors": NOTHING.ljust(100)}, "no config.json"),
+        ({"model.safetensors": NOTHING.ljust(100), "adapter_config.json": b"{}"}, "no config.json.*an adapter"),
+        ({"model.safetensors": NOTHING.ljust(100), "config.json": b"[]"}, "must hold a JSON object"),
+        ({"model.safetensors": NOTHING.ljust(100), "config.json": PAGE}, "a web page"),
+        ({"model.safetensors": b"hello, world, this is no model", "config.json": b"{}"}, "its header claims"),
+        ({"model.safetensors": NOTHING.ljust(90), "config.json": b"{}"}, "truncated"),
+        ({"model.safetensors": NOTHING.ljust(101), "config.json": b"{}"}, "the file holds 1"),
+        ({"model.safetensors": POINTER, "config.json": b"{}"}, "Git LFS pointer"),
+        ({"pytorch_model.bin": b"hello", "config.json": b"{}"}, "no file that torch.save"),
+        ({"pytorch_model.bin": PAGE, "config.json": b"{}"}, "a web page"),
+    ],
+)
+def test_files_that_are_no_model_are_refused_in_one_sentence(
+    files: dict[str, bytes], word: str, store: Store, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "some").mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    for path in {folder, *folder.glob("*00001*.gguf"), *folder.glob("a.gguf")}:
+        with pytest.raises(UserError, match=word) as told:
+            pull_local(store, path)
+        assert len(str(told.value)) < 400 + len(str(path)) and "\n" not in str(told.value)
+    assert not store.entries()[0]
+
+
+def test_a_second_copy_of_the_weights_is_not_looked_at(weights: Path) -> None:
+    (weights / "consolidated.safetensors").write_bytes(b"half a copy")
+    assert measured(weights)[0] == "safetensors"
 
 
 _SPLIT = {

@@ -261,6 +261,10 @@ async def test_files_come_by_digest(served: Served, tmp_path: Path) -> None:
     for bad, word in ((missing, "more.json"), ({"../x": files["config.json"]}, "without folders")):
         answer = await served.post("/api/create", {"model": "sent", "files": bad, "stream": False})
         assert answer.status_code == 400 and word in answer.json()["error"]
+    odd = {"model.gguf": files["config.json"]}
+    answer = await served.post("/api/create", {"model": "sent", "files": odd, "stream": False})
+    assert answer.status_code == 400 and "not a usable GGUF file" in answer.json()["error"]
+    assert "sent:latest" not in await names(served)
     said = steps(await served.post("/api/create", {"model": "sent", "files": files}))
     assert [each["status"][:27] for each in said[:2]] == ["using existing layer sha256"] * 2
     store = open_store()
@@ -269,6 +273,24 @@ async def test_files_come_by_digest(served: Served, tmp_path: Path) -> None:
     assert len(list(store.blobs.iterdir())) == 2
     assert (await served.post("/api/delete", {"model": "sent"})).status_code == 200
     assert not list(store.blobs.iterdir()) and not list(store.files.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("weights", "word"),
+    [(None, "there is no adapter_model.safetensors"), (b"<html>", "a web page"), (b"x" * 9, "short")],
+)
+async def test_an_adapter_without_weights_is_refused(
+    weights: bytes | None, word: str, served: Served, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "models" / "side").mkdir()
+    (folder / "adapter_config.json").write_text('{"r": 4}')
+    if weights is not None:
+        (folder / "adapter_model.safetensors").write_bytes(weights)
+    body = {"model": "both", "modelfile": "FROM weights\nADAPTER side", "stream": False}
+    answer = await served.post("/api/create", body)
+    assert answer.status_code == 400 and word in answer.json()["error"]
+    (folder / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    assert (await served.post("/api/create", body)).status_code == 200
 
 
 async def test_files_have_a_ceiling(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +389,7 @@ async def test_a_context_beyond_the_models_is_refused_when_it_is_stored(
     folder = tmp_path / "models" / "short"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     assert stated_context(folder) == reach
     for wanted, fits in ((64, True), (65, reach is None)):
         body = {"name": f"ctx{wanted}", "from": "short", "parameters": {"num_ctx": wanted}, "stream": False}

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.checkpoint.beginnings import check_adapter
 from tokenmill.checkpoint.blobs import check_files
 from tokenmill.checkpoint.entry import Entry, Source
 from tokenmill.checkpoint.gguf_file import open_gguf
@@ -212,8 +213,10 @@ def _adapter(store: Store, recipe: Recipe, reach: Reach) -> Source | None:
         source = Source("path", path=str(path.absolute()))
     else:
         return None
-    if not rank_of(Path(location(store, source)[0])):
+    where = Path(location(store, source)[0])
+    if not rank_of(where):
         raise UserError("ADAPTER names neither a PEFT folder (adapter_config.json) nor a GGUF adapter.")
+    check_adapter(where)
     return source
 
 
