@@ -6,6 +6,7 @@ engines.
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import ssl
@@ -16,11 +17,14 @@ from tokenmill.core.config import ListenOptions, ServeOptions, ServerConfig
 from tokenmill.core.errors import ParameterError, UserError, why
 from tokenmill.core.text_file import read_text_file
 from tokenmill.server.access import MAX_KEY, Access
+from tokenmill.server.certificates import out_of_date, validity
 from tokenmill.server.opening_messages import check_opening
 from tokenmill.server.prices import read_prices
 from tokenmill.server.traces import check_endpoint
 from tokenmill.text.chat_template import check_template, check_template_kwargs
 from tokenmill.text.messages.detect import find_format
+
+log = logging.getLogger("tokenmill.server")
 
 MOST_TEMPLATE_CHARS = 4 << 20
 LEAST_FILES = 256
@@ -140,6 +144,7 @@ def _check_tls(listen: ListenOptions) -> None:
             raise ParameterError(f"{flag} {path} cannot be read: {why(error)}.") from error
     if listen.ssl_certfile:
         _load_tls(listen.ssl_certfile, listen.ssl_keyfile, listen.ssl_ca_certs)
+        _tell_dates(listen.ssl_certfile, listen.ssl_ca_certs)
 
 
 def _load_tls(certificate: str, key: str | None, authority: str | None) -> None:
@@ -155,6 +160,11 @@ def _load_tls(certificate: str, key: str | None, authority: str | None) -> None:
     except (ssl.SSLError, ValueError) as error:
         if not asked:  # a key with a password is tested when somebody has typed the password
             where = f"--ssl-certfile {certificate} and --ssl-keyfile {key}" if key else f"--ssl-certfile {certificate}"
+            if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+                raise ParameterError(
+                    f"{where}: the private key is not the one that belongs to the certificate (the file's first one).",
+                    param="ssl_keyfile" if key else "ssl_certfile",
+                ) from error
             more = "" if key else " (--ssl-keyfile names another file for the key)"
             raise ParameterError(
                 f"{where}: there must be a certificate and the private key that belongs to it, in PEM format{more}.",
@@ -167,6 +177,18 @@ def _load_tls(certificate: str, key: str | None, authority: str | None) -> None:
             raise ParameterError(
                 f"--ssl-ca-certs {authority} holds no certificate in PEM format.", param="ssl_ca_certs"
             ) from error
+
+
+def _tell_dates(certificate: str, authority: str | None) -> None:
+    """Warn of what clients will refuse, or what will refuse all clients: a clock may be wrong, so it is no error."""
+    for why_not in out_of_date(certificate):
+        log.warning("a certificate is out of date, and clients will refuse it", extra={"data": {
+            "ssl_certfile": certificate, "reason": why_not,
+        }})  # fmt: skip
+    if authority is not None and 0 < len(validity(authority)) == len(dates := out_of_date(authority)):
+        log.warning("no certificate for clients is in date, so none will be taken", extra={"data": {
+            "ssl_ca_certs": authority, "reason": dates[0],
+        }})  # fmt: skip
 
 
 def _check_record(options: ServeOptions) -> None:

@@ -31,6 +31,10 @@ def context_of(listen: ListenOptions) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(listen.ssl_certfile, listen.ssl_keyfile)
     except OSError as error:
+        if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+            raise UserError(
+                f"{key}: the private key is not the one that belongs to {listen.ssl_certfile} (its first certificate)."
+            ) from error
         raise UserError(
             f"{key}: this key is kept under a password, and what was typed does not open it. Without a terminal to "
             f"type it, serve a key that has none: openssl pkey -in {key} -out FILE"

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from typer.testing import CliRunner
 import tokenmill.server.run
 from tokenmill.cli.verbs import app
 from tokenmill.core.config import make_server_config
-from tokenmill.core.errors import UserError
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.server.certificates import out_of_date, validity
 from tokenmill.server.preflight import check_before_loading
+from tokenmill.server.tls import context_of
 
 REFUSED = {
     "no certificate": (["--ssl-certfile", "nofile"], "--ssl-certfile nofile cannot be read: No such file"),
@@ -142,3 +145,56 @@ def test_a_key_under_a_password_is_left_to_whoever_types_it(tmp_path: Path) -> N
     assert f"{files['ssl_keyfile']}: this key is kept under a password" in alone.stdout, alone.stderr
     with pytest.raises(UserError, match="belongs to it"):
         check_before_loading(make_server_config({}, **{**files, "ssl_keyfile": files["ssl_certfile"]}))
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """new.pem with key.pem, far.pem (its last day is written in another form) with other.pem, and old.pem of the same
+    key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not here")
+    folder = tmp_path_factory.mktemp("tls")
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x"]
+    for name, key, days in (("new", "key", "2"), ("far", "other", "20000")):
+        files = ["-keyout", str(folder / f"{key}.pem"), "-out", str(folder / f"{name}.pem"), "-days", days]
+        subprocess.run([*make, *files], check=True, capture_output=True)
+    asked = ["openssl", "req", "-new", "-key", str(folder / "key.pem"), "-subj", "/CN=x"]
+    wish = subprocess.run(asked, check=True, capture_output=True).stdout
+    sign = ["openssl", "x509", "-req", "-days", "-1", "-signkey", str(folder / "key.pem"), "-out"]
+    subprocess.run([*sign, str(folder / "old.pem")], input=wish, check=True, capture_output=True)
+    return folder
+
+
+def test_a_key_of_another_certificate_is_named(certificates: Path) -> None:
+    files = {"ssl_certfile": str(certificates / "new.pem"), "ssl_keyfile": str(certificates / "other.pem")}
+    with pytest.raises(ParameterError, match="not the one that belongs to the certificate") as told:
+        check_before_loading(make_server_config({}, **files))
+    assert told.value.param == "ssl_keyfile"
+    with pytest.raises(UserError, match=r"other\.pem: the private key is not the one that belongs"):
+        context_of(make_server_config({}, **files).listen)  # as if the key had been opened with a password
+    both = certificates / "both.pem"
+    both.write_text("".join((certificates / name).read_text() for name in ("other.pem", "new.pem")))
+    with pytest.raises(ParameterError, match="not the one that belongs"):
+        check_before_loading(make_server_config({}, ssl_certfile=str(both)))
+
+
+def test_certificates_that_do_not_hold_now_are_told(certificates: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def told(**files: str) -> list[tuple[str, object]]:
+        caplog.clear()
+        given = {flag: str(certificates / name) for flag, name in files.items()}
+        check_before_loading(make_server_config({}, ssl_keyfile=str(certificates / "key.pem"), **given))
+        return [(r.getMessage(), r.data["reason"]) for r in caplog.records]  # type: ignore[attr-defined]
+
+    chain = "".join((certificates / name).read_text() for name in ("new.pem", "old.pem"))
+    (certificates / "chain.pem").write_text(chain)
+    assert not told(ssl_certfile="new.pem") and not told(ssl_certfile="new.pem", ssl_ca_certs="chain.pem")
+    for files in ({"ssl_certfile": "old.pem"}, {"ssl_certfile": "chain.pem"}):
+        ((message, reason),) = told(**files)
+        assert "clients will refuse it" in message and str(reason).startswith("expired at ")
+    ((message, reason),) = told(ssl_certfile="new.pem", ssl_ca_certs="old.pem")
+    assert "none will be taken" in message and str(reason).startswith("expired at ")
+    for name, days in (("new", 2), ("far", 20000), ("old", -1)):
+        path = str(certificates / f"{name}.pem")
+        ((begin, end),) = validity(path)
+        assert end - begin == timedelta(days=days)
+        assert out_of_date(path, begin - timedelta(seconds=1))[0].startswith("not valid before ")
