@@ -49,6 +49,13 @@ class ModelError(UserError):
     """A model folder, config, tokenizer or tensor that cannot be used."""
 
 
+class UnevenError(ModelError):
+    """Something of the model cannot be shared out among so many ranks."""
+
+    def __init__(self, what: str, ranks: int) -> None:
+        super().__init__(f"--tensor-parallel-size: {what} cannot be split over {ranks} ranks; another number may do.")
+
+
 class NoWeightsError(ModelError):
     """A model folder without weight files; the files that it has are fine."""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext
 from tokenmill.compute.model import Group
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import UnevenError
 from tokenmill.layers.build import Build
 
 TILE = 64
@@ -40,7 +40,7 @@ class Rows:
             return 0, 1
         parts = min(self.units, group.size) if self.repeats else group.size
         if self.units % parts or group.size % parts:
-            raise ModelError(f"{self.units} heads or columns cannot be split over {group.size} ranks.")
+            raise UnevenError(f"{self.units} heads or columns", group.size)
         return group.rank * parts // group.size, parts
 
     def _cuts_evenly(self, parts: int) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokenmill.compute.adapters import Delta
 from tokenmill.compute.forward import Act, ForwardContext, Kernels, NormSpec, Weight
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, UnevenError
 
 
 def known(t: Tensor) -> bool:
@@ -108,7 +108,7 @@ class WeightBase:
         """The range of an equal part: (first, last + 1). A size that the parts do not divide is refused."""
         size = self.shape[dim]
         if size % parts:
-            raise ModelError(f"A weight of {size} {('rows', 'columns')[dim]} cannot be split over {parts} ranks.")
+            raise UnevenError(f"a matrix of {size} {('rows', 'columns')[dim]}", parts)
         return size // parts * part, size // parts * (part + 1)
 
     def part_index(self, part: int, parts: int, device: torch.device) -> Tensor:

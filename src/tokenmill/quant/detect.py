@@ -16,7 +16,7 @@ from torch import Tensor
 from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.compute.forward import Weight
 from tokenmill.compute.model import Checkpoint
-from tokenmill.core.errors import ModelError, shown
+from tokenmill.core.errors import ModelError, UnevenError, shown
 from tokenmill.quant import (
     bnb,
     compressed,
@@ -166,7 +166,7 @@ def _dense_part(
     out, inner = request.shape
     size = request.shape[dim]
     if size % parts:
-        raise ModelError(f"'{request.name}': {size} {'columns' if dim else 'rows'} cannot be split over {parts} ranks.")
+        raise UnevenError(f"{request.name} with {size} {'columns' if dim else 'rows'}", parts)
     start, stop = part * (size // parts), (part + 1) * (size // parts)
     name, bias, read = f"{request.name}.weight", None, _read_as(dtype)
     along, stored = (1 - dim, (inner, out)) if request.transposed else (dim, (out, inner))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import Kernels, StoredMatrix, Weight
 from tokenmill.compute.model import Checkpoint
-from tokenmill.core.errors import ModelError, shown
+from tokenmill.core.errors import ModelError, UnevenError, shown
 from tokenmill.kernels.fp8 import BLOCK, FP8, LARGEST, round_rows, widen
 from tokenmill.quant.base import check_range, known
 from tokenmill.quant.dense import DenseWeight
@@ -95,7 +95,7 @@ class Fp8Weight(PackedWeight):
         start, stop = self.part_range(dim, part, parts)
         data, scales = self._parts()
         if self.blocks and (start % BLOCK or (stop % BLOCK and stop != self.shape[dim])):
-            raise ModelError(f"Blocks of {BLOCK} cannot be split over {parts} ranks at {start or stop}.")
+            raise UnevenError(f"a matrix of {self.shape[dim]} {('rows', 'columns')[dim]} in blocks of {BLOCK}", parts)
         first, last = start // BLOCK, -(-stop // BLOCK)
         if dim == 0:
             bias = None if self.bias is None else self.bias[start:stop]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tokenmill.checkpoint.gguf_blocks import FOUR_BIT_FLOATS, NON_LINEAR, Blocks, Grid
 from tokenmill.compute.forward import Kernels, Packed, StoredMatrix, Weight
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import UnevenError
 from tokenmill.kernels.grid import SMALLEST_HALF, beyond_half
 from tokenmill.quant.affine import AffineWeight
 from tokenmill.quant.base import MixedWeight, WeightBase, known
@@ -172,9 +172,7 @@ class BlockWeight(WeightBase):
         start, stop = self.part_range(1, part, parts)
         widest = max(piece.type.elements for piece in self.parts)
         if start % widest or stop % widest:
-            raise ModelError(
-                f"Rows of {self.shape[1]} in blocks of {widest} cannot be split over {parts} ranks; use fewer."
-            )
+            raise UnevenError(f"a matrix of {self.shape[1]} columns in blocks of {widest}", parts)
         bias = self.bias if part == 0 else None
         return type(self)([piece.columns(start, stop) for piece in self.parts], self.dtype, bias)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import Kernels, StoredMatrix, Weight
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import UnevenError
 from tokenmill.kernels.grid import ACTIVATION_GROUP, beyond_half, group_width, widen
 from tokenmill.quant.affine import AffineWeight
 from tokenmill.quant.base import known
@@ -152,7 +152,7 @@ class GridWeight(PackedWeight):
         if finer != self.group and finer % ACTIVATION_GROUP == 0:
             return self._finer(finer).split(1, part, parts)
         if start % self.group or stop % self.group:
-            raise ModelError(f"Groups of {self.group} cannot be split over {parts} ranks at column {start or stop}.")
+            raise UnevenError(f"a matrix of {self.shape[1]} columns in groups of {self.group}", parts)
         first, last = start // self.group, stop // self.group
         zeros = None if self.zeros is None else self.zeros[:, first:last]
         return self._like(q[:, start:stop], scales[:, first:last], self.bias if part == 0 else None, zeros)

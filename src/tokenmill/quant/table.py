@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import Kernels, StoredMatrix, Weight
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import UnevenError
 from tokenmill.kernels.grid import SMALLEST_HALF, beyond_half, whole_entries
 from tokenmill.quant.base import known
 from tokenmill.quant.dense import DenseWeight
@@ -140,7 +140,7 @@ class TableWeight(PackedWeight):
             bias = None if self.bias is None else self.bias[start:stop]
             return self._like(codes[start:stop], self.scales[start:stop], self.factors[start:stop], bias)
         if start % self.group or stop % self.group:
-            raise ModelError(f"Groups of {self.group} cannot be split over {parts} ranks at column {start or stop}.")
+            raise UnevenError(f"a matrix of {self.shape[1]} columns in groups of {self.group}", parts)
         scales = self.scales[:, start // self.group : stop // self.group]
         return self._like(codes[:, start:stop], scales, self.factors, self.bias if part == 0 else None)
 
