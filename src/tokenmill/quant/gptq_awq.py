@@ -3,7 +3,8 @@
     NAME.qweight, NAME.qzeros int32, NAME.scales float16; codes without gaps in words of 32 bits (bits.py), and
 
     GPTQ       qweight [in * bits / 32, out] along in; qzeros [groups, out * bits / 32] along out hold the zero point
-               less 1, but not in files of the second version (`checkpoint_format: gptq_v2`); scales [groups, out];
+               less 1 (0 borrows), but not in files of the second version (`checkpoint_format: gptq_v2`); scales
+               [groups, out];
                NAME.g_idx [in] says each column's group, in any order (`desc_act`)
     AWQ gemm   qweight [in, out / 8], qzeros [groups, out / 8], in both words hold 0 2 4 6 1 3 5 7; scales [groups, out]
     AWQ gemv   qweight [out, in / 8], qzeros [out, n / 8], scales [out, n], n: the groups, filled up
@@ -141,13 +142,22 @@ def load(
         q, zeros = _interleaved(words).T, _interleaved(zero_words).T
     else:
         q = packed.unpack(words.T, bits, columns)
-        zeros = packed.unpack(zero_words, bits, rows).T.to(torch.int16) + (0 if second_version(how) else 1)
+        zeros = (packed.unpack(zero_words, bits, rows) if second_version(how) else _one_more(zero_words, bits, rows)).T
         if ckpt.has(f"{name}.g_idx"):
             index = ckpt.tensor(f"{name}.g_idx", (columns,))
             if index.dtype not in (torch.int32, torch.int64):
                 raise ModelError(f"'{name}.g_idx' must hold integers, not {index.dtype}.")
             order = in_order(index, group, groups, f"{name}.g_idx") if known(index) else None
     return _make(q, scales.T.contiguous(), zeros, (bits, group), (dtype, bias), name, how, order)
+
+
+def _one_more(words: Tensor, bits: int, count: int) -> Tensor:
+    """Zero points [n, count] of the first version: one more than stored. Tools store 0 by taking 1 from each code of a
+    word at once, so that it borrows from the next code; 3 bits do not fill words and wrap one by one."""
+    most = (1 << bits) - 1
+    if 32 % bits:
+        return packed.unpack(words, bits, count) + 1 & most
+    return packed.unpack(words + 0xFFFFFFFF // most, bits, count)
 
 
 def _columns_of_group(columns: int, groups: int, how: Mapping[str, Any]) -> int:

@@ -164,6 +164,21 @@ def test_the_second_version_under_both_names() -> None:
         assert off(read(tensors, {"quant_method": "gptq", "bits": 4, **says}).dense(), dense) < 1e-6
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_zero_points_of_0_in_the_first_version(bits: int) -> None:
+    """Tools take 1 from all codes of a word at once: 0 borrows from the next. (3 bits wrap one by one.)"""
+    codes, zeros, scales = forms.numbers(bits)
+    zeros[::3] = 0
+    tensors, _, config = forms.gptq(bits)
+    if bits == 3:
+        tensors["qzeros"] = forms.words_by_bit((zeros - 1).T % 8, bits)
+    else:
+        ones = sum(1 << place for place in range(0, 32, bits))
+        words = (forms.words_by_bit(zeros.T, bits).long() - ones) & 0xFFFFFFFF
+        tensors["qzeros"] = torch.where(words >> 31 == 1, words - (1 << 32), words).to(torch.int32)
+    assert off(read(tensors, config).dense(), forms.meant(codes, zeros, scales)) < 1e-6
+
+
 REFUSED = {
     "marlin": {"quant_method": "gptq", "bits": 4, "is_marlin_format": True},
     "bitblas": {"quant_method": "gptq", "bits": 4, "use_bitblas_format": True},
