@@ -72,16 +72,20 @@ def prune(
     with show_waiting("Getting ready"):
         from tokenmill.device.memory import pick_device
         from tokenmill.measure.whole_source import whole_source
+        from tokenmill.models.registry import context_of
         from tokenmill.quantize import calibration_text
         from tokenmill.quantize.prune_model import Cut, prune_model
     device = pick_device(chosen.get("device", "cpu"))
     found = whole_source(source)
     learn = None if repair is None else _repair(found, repair, chosen, device)
     cut = Cut(channels, heads, layers, chosen.get("multiple"), chosen.get("importance", "obs"))
-    samples, length = chosen.get("samples", 128), chosen.get("length", 512)
+    length = calibration_text.fitting(chosen.get("length"), 512, context_of(found.config()))
     with show_waiting("Reading the text"):
         tokens = calibration_text.sequences(
-            calibration_text.read(chosen.get("calibration")), found.tokenizer().encode, samples, length
+            calibration_text.read(chosen.get("calibration")),
+            found.tokenizer().encode,
+            chosen.get("samples", 128),
+            length,
         )
     with progress("Pruning") as tell:
         left = prune_model(found.path, target, cut, tokens, device, tell)

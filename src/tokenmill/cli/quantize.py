@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -182,6 +183,7 @@ def _importance(
 ) -> dict[str, Any]:
     """The weights of columns: read from a file, or measured if that was asked for or is necessary."""
     from tokenmill.device.memory import pick_device
+    from tokenmill.models.registry import context_of
     from tokenmill.quant import importance
     from tokenmill.quantize import calibration_text
     from tokenmill.quantize.gguf_export import check_export
@@ -199,7 +201,8 @@ def _importance(
         _check_saved(save)
     check_export(found.path, kind, skip)
     file = chosen.get("calibration")
-    samples, length = int(chosen.get("samples", SAMPLES)), int(chosen.get("length", LENGTH))
+    samples = int(chosen.get("samples", SAMPLES))
+    length = calibration_text.fitting(chosen.get("length"), LENGTH, context_of(found.config()))
     device = pick_device(chosen.get("device", "cpu"))
     with show_waiting("Reading the text"):
         tokens = calibration_text.sequences(calibration_text.read(file), found.tokenizer().encode, samples, length)
@@ -236,6 +239,7 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
     """Round (or prune) by a method. Without one, by the usual method of the form."""
     from tokenmill.device.memory import pick_device
     from tokenmill.measure.whole_source import whole_source
+    from tokenmill.models.registry import context_of
     from tokenmill.quantize import calibration_text, recipes
     from tokenmill.quantize.quantize_model import QuantizeJob, quantize_model
 
@@ -249,6 +253,8 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
     found = whole_source(source)
     tokens = None
     if recipes.calibrates(recipe):
+        length = calibration_text.fitting(given.get("length"), recipe.length, context_of(found.config()))
+        recipe = replace(recipe, length=length)
         with show_waiting("Reading the text"):
             tokens = calibration_text.sequences(
                 calibration_text.read(calibration), found.tokenizer().encode, recipe.samples, recipe.length

@@ -25,7 +25,7 @@ from tokenmill.engine.loading import compute_dtype
 from tokenmill.engine.memory import kv_format
 from tokenmill.engine.model_source import ModelSource, find_source
 from tokenmill.kernels import make_kernels
-from tokenmill.models.registry import build_model
+from tokenmill.models.registry import build_model, context_of
 from tokenmill.quantize.calibration_text import lead_and_rest
 from tokenmill.quantize.forward import EXACT, forward_in_parts, logits
 
@@ -34,6 +34,8 @@ MOST_TOKENS = 1 << 15
 MOST_TASKS = 10_000
 MOST_TASK_CHARS = 16 << 20
 _PIECE = 512
+_MORE = 4
+"""So many more tokens than the answer has may be said: a model may spell it in another way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +86,15 @@ class Questions:
 
 def compare(base: str, models: list[str], asked: Questions) -> list[Quality]:
     """The base's figures, then those of the others."""
-    source = find_source(base)
-    windows, first = _windows(source, asked.text)
+    source, others = find_source(base), [find_source(name) for name in models]
+    reach = min(context_of(each.config()) for each in (source, *others))
+    for each in (source, *others):
+        _check_tasks(each, asked.tasks or [], reach)
+    windows, first = _windows(source, asked.text, reach)
     read = _read(source, windows, asked.device, None)
     found = [_figures(base, read, None, windows[:, first:], replace(asked, cache=None))]
-    for name in models:
-        other = find_source(name)
-        if not torch.equal(_windows(other, asked.text)[0], windows):
+    for name, other in zip(models, others, strict=True):
+        if not torch.equal(_windows(other, asked.text, reach)[0], windows):
             raise UserError(f"{name} cuts the text into other tokens than {base}: the two cannot be compared.")
         copy = _read(other, windows, asked.device, asked.cache)
         if copy.model.spec.vocab_size != read.model.spec.vocab_size:
@@ -102,15 +106,16 @@ def compare(base: str, models: list[str], asked: Questions) -> list[Quality]:
     return found
 
 
-def _windows(source: ModelSource, text: str) -> tuple[Tensor, int]:
+def _windows(source: ModelSource, text: str, reach: int) -> tuple[Tensor, int]:
     """Windows [N, L], each of which begins with what every text of this model begins with, and the place of the first
-    token that is judged."""
+    token that is judged. reach: of the shortest context."""
     lead, ids = lead_and_rest(text, source.tokenizer().encode)
     ids = ids[:MOST_TOKENS]
     if len(ids) < 16:
         raise UserError(f"The text has {len(ids)} tokens; at least 16 are needed.")
-    width = min(WINDOW - len(lead), len(ids))
-    cuts = [lead + ids[at : at + width] for at in range(0, len(ids) // width * width, width)]
+    count = -(-len(ids) // max(min(WINDOW, reach) - len(lead), 1))  # windows of equal length leave hardly any token out
+    width = len(ids) // count
+    cuts = [lead + ids[at : at + width] for at in range(0, count * width, width)]
     return torch.tensor(cuts), max(len(lead), 1)
 
 
@@ -190,6 +195,22 @@ def _task(path: Path, number: int, line: str) -> Task:
                          '"answer": text}.')  # fmt: skip
 
 
+def _check_tasks(source: ModelSource, tasks: list[Task], reach: int) -> None:
+    """Refuse tasks with nothing to score, and longer ones than the shortest context, before any work."""
+    encode = source.tokenizer().encode
+    for task in tasks:
+        begin = encode(task.prompt)
+        ends = [encode(choice, add_special_tokens=False) for choice in task.choices]
+        if not begin or not all(ends):
+            what = "a choice of the task" if begin else "the prompt of the task"
+            raise UserError(f"{source.path}: {what} {task.prompt[:40]!r} has no tokens.")
+        length = len(begin) + (max(map(len, ends)) + 1 if ends else len(encode(task.text)) + _MORE)
+        if length > reach:
+            raise UserError(
+                f"The task {task.prompt[:40]!r} takes {length} tokens; the models' shortest context has {reach}."
+            )
+
+
 def _share_right(name: str, asked: Questions) -> float:
     """The share of tasks that a model answers correctly: choices by their mean log-probability, texts by greedy
     decoding."""
@@ -202,14 +223,12 @@ def _share_right(name: str, asked: Questions) -> float:
         for task in asked.tasks:
             begin = tokenizer.encode(task.prompt)
             if not task.choices:
-                wanted = len(tokenizer.encode(task.text)) + 4
+                wanted = len(tokenizer.encode(task.text)) + _MORE
                 params = SamplingParams(temperature=0.0, max_tokens=wanted)
                 (output,) = llm.generate([{"prompt_token_ids": begin}], params, use_tqdm=False)
                 right += output.outputs[0].text.strip().startswith(task.text.strip())
                 continue
             ends = [tokenizer.encode(choice, add_special_tokens=False) for choice in task.choices]
-            if not all(ends):
-                raise UserError(f"{name}: a choice of the task {task.prompt[:40]!r} has no tokens.")
             params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
             prompts = [{"prompt_token_ids": begin + end} for end in ends]
             scores = []
@@ -235,6 +254,6 @@ def _speed(name: str, asked: Questions) -> float:
         best = math.inf
         for _ in range(3):
             start = time.perf_counter()
-            llm.generate(prompt, params, use_tqdm=False)
-            best = min(best, time.perf_counter() - start)
-    return 64 / best
+            (output,) = llm.generate(prompt, params, use_tqdm=False)
+            best = min(best, (time.perf_counter() - start) / len(output.outputs[0].token_ids))
+    return 1 / best

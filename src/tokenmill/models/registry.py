@@ -122,6 +122,11 @@ def _positions(c: ModelConfig, wanted: int | None) -> int:
     return min(wanted or trained, _MAX_POSITIONS)
 
 
+def context_of(config: Mapping[str, Any]) -> int:
+    """The longest sequence that the model of this config.json is made for."""
+    return _positions(ModelConfig(read(config)), None)
+
+
 def read(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config of the language model, with its family as the only architecture. Reading the result again changes
     nothing."""

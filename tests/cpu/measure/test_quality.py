@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import OPTConfig, OPTForCausalLM
 from typer.testing import CliRunner
 
 from tokenmill import LLM, SamplingParams
@@ -46,9 +47,9 @@ def test_figures_are_what_the_engine_says(folders: tuple[Path, Path]) -> None:
     assert second.weight_bytes < first.weight_bytes
     with LLM(model=few, max_num_seqs=2, kv_cache_memory_bytes=8 << 20) as llm:
         ids = llm.get_tokenizer().encode(TEXT)
-        width = min(256, len(ids), 10**9)
+        width = len(ids) // -(-len(ids) // 256)
         lost = []
-        for at in range(0, len(ids) // width * width, width):
+        for at in range(0, len(ids) - width + 1, width):
             window = ids[at : at + width]
             params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
             (out,) = llm.generate([{"prompt_token_ids": window}], params, use_tqdm=False)
@@ -66,6 +67,52 @@ def test_stored_keys_and_values_are_judged_too(folders: tuple[Path, Path]) -> No
     assert lost["float32"] == 0.0 < 5 * lost["int8"] < lost["int4"] and lost["int4-fp8k"] < lost["int4"]
     refused = CliRunner().invoke(app, ["quality", base, "--against", base, "--kv-cache-dtype", "int3"])
     assert refused.exit_code == 2 and "int4-fp8k" in refused.output
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a table of 48 positions."""
+    folder = make_tiny(tmp_path_factory.mktemp("short"), hidden=64)
+    (folder / "model.safetensors").unlink()
+    config = OPTConfig(vocab_size=320, hidden_size=64, ffn_dim=128, num_hidden_layers=2, num_attention_heads=4,
+                       max_position_embeddings=48, word_embed_proj_dim=64, bos_token_id=None, eos_token_id=0,
+                       pad_token_id=None)  # fmt: skip
+    torch.manual_seed(0)
+    OPTForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_texts_are_cut_as_short_as_the_context(short: Path, tmp_path: Path) -> None:
+    told = CliRunner().invoke(app, ["quantize", str(short), str(tmp_path / "q"), "--method", "gptq", "--samples", "4"])
+    assert told.exit_code == 0, told.output
+    assert json.loads((tmp_path / "q" / "quantization_report.json").read_text())["recipe"]["length"] == 48
+    base, copy = compare(str(short), [str(tmp_path / "q")], Questions(TEXT))
+    assert copy.kl is not None and 0 < copy.kl < 0.1 and base.tokens_per_s
+    assert _windows(find_source(str(short)), TEXT, 48)[0].shape[1] <= 48
+    for verb in (["quantize", "--method", "gptq"], ["quantize", "--kv-scales"], ["prune", "--channels", "0.5"]):
+        refused = CliRunner().invoke(app, [*verb, str(short), str(tmp_path / "no"), "--length", "49"])
+        assert refused.exit_code == 2 and "--length 49 is more than the 48 tokens" in refused.output
+
+
+def test_nearly_all_of_a_text_is_judged(folders: tuple[Path, Path]) -> None:
+    source = find_source(str(folders[0]))
+    ids = source.tokenizer().encode(TEXT)
+    windows, _ = _windows(source, TEXT, len(ids) - 1)
+    assert len(windows) > 1 and len(ids) - windows.numel() < len(windows) and windows.shape[1] <= 256
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"prompt": "", "choices": ["a", "b"], "answer": 1}, "the prompt of the task '' has no tokens"),
+        ({"prompt": "word " * 40, "answer": "x"}, "the models' shortest context has 48"),
+        ({"prompt": "word", "choices": ["a", "xyz " * 40], "answer": 0}, "the models' shortest context has 48"),
+    ],
+)
+def test_tasks_that_cannot_be_scored(entry: dict[str, Any], said: str, short: Path, tmp_path: Path) -> None:
+    (tmp_path / "tasks").write_text(json.dumps(entry))
+    with pytest.raises(UserError, match=said):
+        compare(str(short), [], Questions(TEXT, read_tasks(tmp_path / "tasks"), speed=False))
 
 
 def test_models_that_cannot_be_compared(folders: tuple[Path, Path], tmp_path: Path) -> None:
@@ -109,13 +156,13 @@ def test_each_window_begins_as_texts_do(folders: tuple[Path, Path], tmp_path: Pa
     source, plain = find_source(str(led)), find_source(str(folders[0])).tokenizer().encode(TEXT)
     assert calibration_text.lead_and_rest(TEXT, source.tokenizer().encode) == ([number], plain)
     assert calibration_text.lead_and_rest(TEXT, find_source(str(folders[0])).tokenizer().encode) == ([], plain)
-    for cut in (_windows(source, TEXT)[0], calibration_text.sequences(TEXT, source.tokenizer().encode, 4, 65)):
+    for cut in (_windows(source, TEXT, 256)[0], calibration_text.sequences(TEXT, source.tokenizer().encode, 4, 65)):
         assert cut[:, 0].tolist() == [number] * len(cut) and len(cut) > 1
         assert cut[0, 1:].tolist() == plain[: cut.shape[1] - 1]
     (found,) = compare(str(led), [], Questions(TEXT, speed=False))
     with LLM(model=str(led), max_num_seqs=2, kv_cache_memory_bytes=8 << 20) as llm:
         lost = []
-        for window in _windows(source, TEXT)[0].tolist():
+        for window in _windows(source, TEXT, 256)[0].tolist():
             params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
             (out,) = llm.generate([{"prompt_token_ids": window}], params, use_tqdm=False)
             lost += [-row[i].logprob for i, row in zip(window, out.prompt_logprobs or [], strict=True) if row]
