@@ -49,6 +49,7 @@ def check_counts(samples: int, length: int) -> None:
 
 def fitting(length: int | None, usual: int, context: int) -> int:
     """The tokens of a sequence: as many as asked for, or `usual`, but no more than the model's context has."""
+    check_counts(1, usual if length is None else length)
     if length is not None and length > context:
         raise ParameterError(f"--length {length} is more than the {context} tokens of this model's context.")
     return min(usual if length is None else length, context)
