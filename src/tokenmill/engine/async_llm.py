@@ -115,15 +115,20 @@ class AsyncLLM:
             return None
         return HubTokenizer(built.tokenizer, self.reader.render, built.config.model.model, built.context)
 
+    @property
+    def alive(self) -> list[Service]:
+        """The engines that have not died; if all have, the first, which says so."""
+        return [service for service in self.services if service.dead is None] or self.services[:1]
+
     async def check_health(self) -> None:
-        """Raises EngineDeadError once the engine has died."""
+        """Raises EngineDeadError once an engine has died; others go on."""
         for service in self.services:
             if service.dead is not None:
                 raise EngineDeadError(service.dead)
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes."""
-        for service in self.services:
+        for service in self.alive:
             await service.call(service.engine.forget_prefixes)
         return True
 
@@ -136,27 +141,32 @@ class AsyncLLM:
         are refused."""
         check_level(level)
         check_mode(mode)
-        for service in self.services:
+        services = self.alive
+        for service in services:
             service.built.sleep.closing = True
         try:
-            for service in self.services:
+            for service in services:
                 for name in list(service.callers) if mode == "abort" else ():
                     await service.abort(name)
                 while await service.call(functools.partial(_has_work, service)):
                     await asyncio.sleep(LOOK_S)
                 await service.call(functools.partial(service.built.sleep.sleep, level))
+        except BaseException:  # all engines sleep, or none
+            for service in self.alive:
+                await service.call(service.built.sleep.wake)
+            raise
         finally:
-            for service in self.services:
+            for service in services:
                 service.built.sleep.closing = False
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """Take memory again: all of it, or only "weights" or "kv_cache"."""
-        for service in self.services:
+        for service in self.alive:
             await service.call(functools.partial(service.built.sleep.wake, tags))
 
     async def is_sleeping(self) -> bool:
         """Is any of the model's memory given back?"""
-        return any(service.built.sleep.asleep for service in self.services)
+        return any(service.built.sleep.asleep for service in self.alive)
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """Add an adapter by name and files; it is read while steps go on."""
@@ -164,12 +174,13 @@ class AsyncLLM:
 
     async def remove_lora(self, lora_id: int) -> bool:
         """Forget an adapter, once no request uses it; False: there was none."""
-        gone = [await each.call(functools.partial(each.built.adapters.remove_given, lora_id)) for each in self.services]
+        gone = [await each.call(functools.partial(each.built.adapters.remove_given, lora_id)) for each in self.alive]
         return any(gone)
 
     async def list_loras(self) -> set[int]:
         """The numbers of all adapters."""
-        found: set[int] = await self.service.call(self.service.built.adapters.list_given)
+        first = self.alive[0]
+        found: set[int] = await first.call(first.built.adapters.list_given)
         return found
 
     @property
@@ -182,9 +193,10 @@ class AsyncLLM:
         """The number of an adapter; the engine reads it before the request begins."""
         if lora_request is None:
             return 0
-        adapters = self.service.built.adapters
-        number = int(await self.service.call(lambda: adapters.note(adapters.checked(lora_request))))
-        for other in self.services[1:]:
+        first, *others = self.alive
+        adapters = first.built.adapters
+        number = int(await first.call(lambda: adapters.note(adapters.checked(lora_request))))
+        for other in others:
             await other.call(functools.partial(other.built.adapters.note, lora_request, number))
         return number
 
@@ -231,7 +243,7 @@ class AsyncLLM:
             for each, service in enumerate(self.services):
                 while service.cached:
                     self.router.cached(each, *service.cached.popleft())
-            alive = [number for number, service in enumerate(self.services) if service.dead is None] or [0]
+            alive = [self.services.index(service) for service in self.alive]
             number = self.router.pick_engine(alive, asked_of(request))
         self.owners[request.id] = number
         try:

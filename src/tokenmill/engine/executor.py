@@ -115,6 +115,9 @@ class InProcessExecutor:
         """How many operations have run so far; this also grows within a step."""
         return operations(self.runner)
 
+    def check(self) -> None:
+        """There is no other process."""
+
     def close(self) -> None:
         self.tickets.clear()
         self.held.clear()

@@ -128,6 +128,9 @@ class FaultyExecutor:
     def progress(self) -> int:
         return self.inner.progress()
 
+    def check(self) -> None:
+        self.inner.check()
+
     def close(self) -> None:
         self.inner.close()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.core.errors import UserError
+from tokenmill.core.errors import EngineDeadError, UserError
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.sequence import FINISHED, Sequence, SequenceGroup
 from tokenmill.core.sleeping import Slept
@@ -107,6 +107,8 @@ class EngineLoop:
                 self._take_adapted(report)
             if self.engine.has_work:
                 report.deltas += self.engine.step()
+            else:
+                self.engine.executor.check()
             if self.rest is not None and not self.engine.has_work:
                 report.slept = self._sleep_or_wake(self.rest)
             self._finish(report)
@@ -185,7 +187,10 @@ class EngineLoop:
             report.failed[command.request_id] = "the engine could not read what it was told"
 
     def _fail(self, request_id: str, error: BaseException, report: Report) -> None:
-        """End a request after an unexpected exception in its work, and remove everything of it."""
+        """End a request after an unexpected exception in its work, and remove everything of it. A lost engine is not
+        the request's: another life takes it over."""
+        if isinstance(error, EngineDeadError):
+            raise error
         log.exception("a request could not be handled", exc_info=error)
         report.failed[request_id] = f"the engine could not handle it ({type(error).__name__})"
         try:
@@ -269,6 +274,8 @@ class EngineLoop:
     def _stats(self) -> EngineStats | None:
         try:
             return self.gauges.read()
+        except EngineDeadError:
+            raise
         except Exception:  # an error in mere statistics must not end an engine
             log.exception("the engine's gauges could not be read")
             return None

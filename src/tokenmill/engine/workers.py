@@ -185,6 +185,13 @@ class ProcessExecutor:
             self._send(CHOSEN + self.encoder.encode((chosen, drafts)), self.ranks[:speaks])
         return result
 
+    def check(self) -> None:
+        """Nobody waits for the ranks, so this alone notices that one is lost."""
+        self._poll()
+        why = self.watch.look_for_stopped()
+        if why is not None:
+            raise self._dead(why)
+
     def close(self) -> None:
         """End all ranks."""
         self._end(STOP_TIMEOUT_S)
@@ -213,9 +220,12 @@ class ProcessExecutor:
         else:
             rank.results.append((CALLS.unpack_from(body)[0], body[CALLS.size :]))
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if any(rank.process.poll() is not None for rank in self.ranks):
             raise self._dead(GONE)
+
+    def _look(self) -> None:
+        self._poll()
         with self._told():
             for rank in self.ranks:
                 while (message := rank.pipe.receive(0.0)) is not None:

@@ -50,6 +50,10 @@ class PlanRecorder:
         """Pass on."""
         return self.inner.progress()
 
+    def check(self) -> None:
+        """Pass on."""
+        self.inner.check()
+
     def close(self) -> None:
         """Pass on."""
         self.inner.close()

@@ -78,6 +78,9 @@ class ClockExecutor:
         """Nothing watches this clock."""
         return 0
 
+    def check(self) -> None:
+        """Nothing can be lost."""
+
     def close(self) -> None:
         """Nothing to close."""
 

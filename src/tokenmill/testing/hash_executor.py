@@ -146,6 +146,9 @@ class HashExecutor:
     def changed(self) -> None:
         """It has no weights."""
 
+    def check(self) -> None:
+        """It is in this process."""
+
     def close(self) -> None:
         self.rows.clear()
 

@@ -55,6 +55,10 @@ class HashRanks:
     def control_all(self, message: dict) -> list[dict]:
         return [rank.control(message) for rank in self.ranks]
 
+    def check(self) -> None:
+        for rank in self.ranks:
+            rank.check()
+
     def close(self) -> None:
         for rank in self.ranks:
             rank.close()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from engines import greedy
 
 from tokenmill import AsyncLLM
+from tokenmill.core.errors import EngineDeadError, UserError
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 22, "max_model_len": 128}
 
@@ -71,6 +75,34 @@ async def _two_engines(tiny: Path) -> None:
         last = [output async for output in stream][-1]
         assert last.outputs[0].finish_reason == "abort" and not llm.owners
         await llm.check_health()
+        await _one_cannot_sleep(llm)
+        await _one_is_lost(llm)
+        assert await _all(llm) == wanted, "the other engine answers"
+
+
+async def _one_cannot_sleep(llm: AsyncLLM) -> None:
+    def full(level: int) -> None:
+        raise UserError("no space left")
+
+    desk = llm.services[1].built.sleep
+    honest, desk.sleep = desk.sleep, full  # type: ignore[method-assign, assignment]
+    with pytest.raises(UserError, match="no space left"):
+        await llm.sleep(1)
+    assert not await llm.is_sleeping(), "all sleep, or none"
+    desk.sleep = honest  # type: ignore[method-assign]
+
+
+async def _one_is_lost(llm: AsyncLLM) -> None:
+    """It had nothing to do, and is noticed all the same."""
+    executor: Any = llm.services[0].engine.executor
+    os.kill(executor.process.pid, signal.SIGKILL)
+    while llm.services[0].dead is None:
+        await asyncio.sleep(0.01)
+    with pytest.raises(EngineDeadError, match="gone"):
+        await llm.check_health()
+    assert await llm.list_loras() == set()
+    await llm.sleep(1)
+    await llm.wake_up()
 
 
 def test_two_engines_give_the_answers_of_one(tiny: Path) -> None:

@@ -6,7 +6,9 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-from tokenmill.core.errors import OUR_FAULT, OVER_LIMIT, OWN_FAULT, ParameterError
+import pytest
+
+from tokenmill.core.errors import OUR_FAULT, OVER_LIMIT, OWN_FAULT, EngineDeadError, ParameterError
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.loop import EngineLoop
 from tokenmill.engine.wire import Abort, Add, Refused, Report
@@ -84,6 +86,21 @@ def test_what_cannot_be_compiled_is_refused_and_not_tried_again() -> None:
         "its caller waits for an answer"
     )
     assert admission.checked == [] and not report.deltas
+
+
+def test_a_lost_engine_is_not_blamed_on_the_request_that_met_it() -> None:
+    """The loop ends, and the server gives its requests to another life."""
+
+    def lost(number: int) -> None:
+        raise EngineDeadError("the model's process is gone")
+
+    loop, _ = make_loop()
+    loop.built.adapters.begin = lost  # type: ignore[method-assign, assignment]
+    with pytest.raises(EngineDeadError):
+        turn(loop, add("adapted", grammar=False))
+    loop.gauges.read = lambda: lost(0)  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(EngineDeadError):
+        loop._stats()
 
 
 def test_an_aborted_request_is_not_added_later() -> None:
