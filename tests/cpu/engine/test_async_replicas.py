@@ -96,7 +96,9 @@ async def _one_is_lost(llm: AsyncLLM) -> None:
     """It had nothing to do, and is noticed all the same."""
     executor: Any = llm.services[0].engine.executor
     os.kill(executor.process.pid, signal.SIGKILL)
-    while llm.services[0].dead is None:
+    for _ in range(6000):
+        if llm.services[0].dead is not None:
+            break
         await asyncio.sleep(0.01)
     with pytest.raises(EngineDeadError, match="gone"):
         await llm.check_health()
