@@ -37,6 +37,9 @@ KEPT = re.compile(
 """Never rounded: embeddings, heads, norms, routers and Gemma 3n's mixing factors. They are small, or would lose too
 much."""
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pth", ".pt", ".index.json", ".onnx", ".h5", ".msgpack")
+_USUAL = (2.0**-10, 2.0**10)
+"""The largest magnitudes of matrices that every form can express."""
+_WORSE, _MORE = 1.5, 0.02
 _TRANSPOSED = ("GPT2LMHeadModel", "gpt2", "gpt-sw3")
 """Architectures and model types whose matrices are [in, out]."""
 
@@ -159,10 +162,23 @@ def checked(weight: Tensor, name: str) -> Tensor:
     return weight
 
 
-def check_lost(error: float, name: str) -> None:
-    """Refuse a matrix that became infinite or NaN when it was rounded, by its relative error."""
-    if not math.isfinite(error):
-        raise ModelError(f"{name} holds larger numbers than the scales of this form can express: use --skip for it.")
+def relative(rounded: Tensor, weight: Tensor) -> float:
+    """The error of rounding relative to the matrix. (Squares of the smallest numbers are none of float32.)"""
+    lost, size = (float(torch.linalg.vector_norm(x, dtype=torch.float64)) for x in (rounded - weight, weight))
+    return lost / size if size else 0.0
+
+
+def check_lost(
+    error: float, weight: Tensor, name: str, again: Callable[[float], float], advice: str = "use --skip for it"
+) -> None:
+    """Refuse a matrix whose numbers a form cannot express, by the relative error of rounding. again: the error of the
+    matrix times a power of two. One of unusual size is rounded once more in the usual one: that must not be better."""
+    most = float(weight.abs().max()) if weight.numel() else 0.0
+    odd = most > 0 and not _USUAL[0] <= most <= _USUAL[1]
+    if math.isfinite(error) and not (odd and error > _WORSE * again(math.ldexp(1.0, -math.frexp(most)[1])) + _MORE):
+        return
+    size = "smaller" if odd and most < 1.0 else "larger"
+    raise ModelError(f"{name} holds {size} numbers than the scales of this form can express: {advice}.")
 
 
 def linear_names(ckpt: Checkpoint) -> set[str]:
@@ -189,7 +205,7 @@ def _write(ckpt: Checkpoint, folder: Path, chosen: set[str], recipe: Recipe, tel
             shards.add({name: tensor})
             continue
         packed, error = _rounded(checked(tensor, name), recipe)
-        check_lost(error, name)
+        check_lost(error, tensor, name, lambda by, tensor=tensor: _rounded(tensor * by, recipe)[1])
         base = name.removesuffix(".weight")
         shards.add({f"{base}.{part}": value for part, value in packed.items()})
         errors.append(LayerError(name, error, tensor.numel()))
@@ -202,9 +218,8 @@ def _rounded(tensor: Tensor, recipe: Recipe) -> tuple[dict[str, Tensor], float]:
     """The tensors that replace a weight, and the relative error."""
     if recipe.fp8:
         data, scales = fp8.round_rows(tensor)
-        lost = (fp8.widen(data, scales) - tensor.float()).norm()
-        size = tensor.float().norm()
-        return {"weight": data, "weight_scale": scales}, float(lost / size) if size else 0.0
+        error = relative(fp8.widen(data, scales), tensor.float())
+        return {"weight": data, "weight_scale": scales}, error
     q, scales, error = round_best(tensor, recipe.bits, recipe.group, tensor.dtype)
     shape = torch.tensor(tensor.shape, dtype=torch.int64)
     return {"weight_packed": compressed.pack(q, recipe.bits), "weight_scale": scales, "weight_shape": shape}, error

@@ -25,7 +25,7 @@ from tokenmill.checkpoint.new_folder import check_new
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.models.config_fields import complete
-from tokenmill.quant.convert import LayerError, Tell, check_lost, checked, without_match
+from tokenmill.quant.convert import LayerError, Tell, check_lost, checked, relative, without_match
 from tokenmill.quant.gguf_rounding import ENCODERS
 from tokenmill.quantize.gguf_proof import prove
 from tokenmill.text.gguf_write import tokenizer_metadata
@@ -261,14 +261,17 @@ def _pieces(
         rows = max(1, _PIECE // values.shape[-1])
         for part in values.split(rows):
             wide = part.float() + where.more
+            raw, back = _stored(item.type, wide, weights)
+
+            def again(by: float, wide: Tensor = wide, weights: Tensor | None = weights) -> float:
+                return relative(_stored(item.type, wide * by, weights)[1], wide * by)
+
+            advice = "--format gguf-bf16 can" if item.type in _PLAIN else "use --skip for it"
+            check_lost(relative(back, wide), wide, name, again, advice)
             if item.type in _PLAIN:
-                plain = wide.to(_PLAIN[item.type]).contiguous()
-                check_lost(float(plain.abs().max()) if plain.numel() else 0.0, name)
-                yield plain.view(torch.uint8).numpy().tobytes()
+                yield raw.numpy().tobytes()
                 continue
-            raw = ENCODERS[item.type](wide.contiguous(), weights)
-            lost += float((_back(item.type, raw) - wide).double().square().sum())
-            check_lost(lost, name)
+            lost += float((back - wide).double().square().sum())
             total += float(wide.double().square().sum())
             count += wide.numel()
             yield raw.numpy().tobytes()
@@ -277,5 +280,10 @@ def _pieces(
     tell(len(errors))
 
 
-def _back(kind: str, raw: Tensor) -> Tensor:
-    return Blocks(TYPES[IDS[kind]], raw).dense()
+def _stored(kind: str, wide: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Numbers as bytes of a type, and what these mean."""
+    if kind in _PLAIN:
+        plain = wide.to(_PLAIN[kind]).contiguous()
+        return plain.view(torch.uint8), plain.float()
+    raw = ENCODERS[kind](wide.contiguous(), weights)
+    return raw, Blocks(TYPES[IDS[kind]], raw).dense()

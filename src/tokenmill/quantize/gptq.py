@@ -18,8 +18,9 @@ from tokenmill.quantize.codes import Codes, Spec, fitted
 from tokenmill.quantize.inputs import Inputs
 
 _BLOCK = 128
-_TRIES = 24
-"""So often damping may become ten times as large. Then it is the largest part of every finite matrix."""
+_TRIES, _LEAST = 24, 1e-16
+"""So often damping may become ten times as large, from what float64 can add at all. Then it is the largest part of
+every finite matrix."""
 
 
 def gptq(
@@ -71,7 +72,7 @@ def factor(hessian: Tensor, damping: float, order: Tensor | None = None) -> tupl
             root = torch.linalg.cholesky(turned + ones * (damping * step)).flip(0, 1)
             return order, torch.linalg.solve_triangular(root, ones, upper=True).float()
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # too few inputs, or all are alike
-            damping *= 10.0
+            damping = max(10.0 * damping, _LEAST)
     raise _unusable()
 
 

@@ -40,6 +40,7 @@ from tokenmill.quant.convert import (
     copy_rest,
     linear_names,
     other_group,
+    relative,
     roundable,
     write_json,
 )
@@ -51,6 +52,7 @@ from tokenmill.quantize.layer_stream import Layer, Stream, fold, widened
 from tokenmill.quantize.methods import clipped
 from tokenmill.quantize.mixed_bits import share_bits
 from tokenmill.quantize.recipes import Recipe
+from tokenmill.quantize.stored_forms import Held
 from tokenmill.quantize.text_alone import Part, other_parts, part_of
 
 _STATE = "state.json"
@@ -285,6 +287,12 @@ class _Run:
         others = (other for other in joined(self.chosen)[name] if other != name)
         return max([float(weight.abs().max()), *(float(self._read(other).abs().max()) for other in others)])
 
+    def _rounded(
+        self, name: str, weight: Tensor, inputs: Inputs | None, largest: float | None, kernels: RoundsLines | None
+    ) -> Held:
+        kind = self.ckpt.tensor(name).dtype
+        return recipes.hold(self.job.recipe, weight, self._bits(name), inputs, kind, largest, kernels)
+
     def _hold(
         self,
         file: str,
@@ -296,15 +304,17 @@ class _Run:
         """Round these weights, write them to a file, and record that this is done."""
         tensors = {name: tensor.cpu() for name, tensor in changed.items()}
         for name, weight in weights.items():
-            kind = self.ckpt.tensor(name).dtype
-            held = recipes.hold(
-                self.job.recipe, weight, self._bits(name), inputs.get(name), kind, self._largest(name, weight), kernels
-            )
+            largest = self._largest(name, weight)
+            held = self._rounded(name, weight, inputs.get(name), largest, kernels)
             base = name.removesuffix(".weight")
             tensors |= {f"{base}.{part}": tensor.cpu().contiguous() for part, tensor in held.tensors.items()}
-            size = weight.norm()
-            error = float((held.dense - weight).norm() / size) if size else 0.0
-            check_lost(error, name)
+            error = relative(held.dense, weight)
+
+            def again(by: float, name: str = name, weight: Tensor = weight, largest: float | None = largest) -> float:
+                most = None if largest is None else largest * by
+                return relative(self._rounded(name, weight * by, inputs.get(name), most, kernels).dense, weight * by)
+
+            check_lost(error, weight, name, again)
             self.made.errors.append(LayerError(name, error, weight.numel()))
             self.tell(name, len(self.made.errors), len(self.chosen))
         written = self.partial / f"{file}.writing"

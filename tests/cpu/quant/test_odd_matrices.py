@@ -104,8 +104,8 @@ def test_inputs_that_are_not_finite_end(bad: float, place: tuple[int, int]) -> N
 def test_factors_are_of_the_inverse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of matrices that need more damping than asked for; a lack of memory is not taken for that."""
     hessian, alike = seen().hessian, 2 * torch.eye(128) - 1.0  # the latter wants a damping above 126
-    for given, damping in ((hessian, 0.01), (alike, 1000.0)):
-        order, upper = factor(given, 0.01)
+    for given, asked, damping in ((hessian, 0.01, 0.01), (alike, 0.01, 1000.0), (alike, 1e-39, 1000.0)):
+        order, upper = factor(given, asked)
         wanted = given[order][:, order].double() + damping * float(given.diagonal().mean()) * torch.eye(128)
         assert torch.equal(upper, upper.triu()) and bool((upper.diagonal() > 0).all())
         assert torch.allclose(upper.T.double() @ upper.double() @ wanted, torch.eye(128).double(), atol=1e-4)
@@ -175,6 +175,28 @@ def written(source: Path, target: Path, tokens: Tensor, skip: str | None = None,
     pattern = None if skip is None else re.compile(skip)
     made = quantize_model(QuantizeJob(source, target, complete_recipe(Recipe(group=32, **what)), pattern, tokens))
     return made, json.loads((target / "config.json").read_text())["quantization_config"]
+
+
+@pytest.mark.parametrize("unit", [1e-7, 1e7])
+@pytest.mark.parametrize("form", ["rtn", "gptq", "squeezellm", "bitnet", "int4", "gguf q4_0", "gguf q4_k", "gguf f16"])
+def test_matrices_whose_size_no_scale_has_are_refused(form: str, unit: float, tiny: Path, tmp_path: Path) -> None:
+    """They became zeros, or were cut off, without a word."""
+    name = "model.layers.1.mlp.up_proj.weight"
+    source, target = tmp_path / "source", tmp_path / ("out.gguf" if "gguf" in form else "out")
+    shutil.copytree(tiny, source)
+    tensors = load_file(source / "model.safetensors")
+    tensors[name] *= unit
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    tokens = torch.randint(0, 200, (2, 32), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ModelError, match=f"{name} holds {'smaller' if unit < 1 else 'larger'} numbers"):
+        if "gguf" in form:
+            export(source, target, form.removeprefix("gguf "))
+        elif form == "int4":
+            convert(source, target, PlainRecipe(4))
+        else:
+            recipe = complete_recipe(Recipe(form, group=32))
+            quantize_model(QuantizeJob(source, target, recipe, tokens=tokens))
+    assert not target.exists()
 
 
 def test_gptq_files_name_what_they_leave_out(tiny: Path, tokens: Tensor, tmp_path: Path) -> None:
