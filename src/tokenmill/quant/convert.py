@@ -205,7 +205,11 @@ def _write(ckpt: Checkpoint, folder: Path, chosen: set[str], recipe: Recipe, tel
             shards.add({name: tensor})
             continue
         packed, error = _rounded(checked(tensor, name), recipe)
-        check_lost(error, tensor, name, lambda by, tensor=tensor: _rounded(tensor * by, recipe)[1])
+
+        def again(by: float, tensor: Tensor = tensor) -> float:
+            return _rounded(tensor * by, recipe)[1]
+
+        check_lost(error, tensor, name, again)
         base = name.removesuffix(".weight")
         shards.add({f"{base}.{part}": value for part, value in packed.items()})
         errors.append(LayerError(name, error, tensor.numel()))
