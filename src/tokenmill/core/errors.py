@@ -109,7 +109,7 @@ class EngineDeadError(TokenmillError):
 
 
 class EngineLostError(EngineDeadError):
-    """The engine ended before it was ready and gave no reason: another one may get further."""
+    """The engine, or a process of it, ended before it was ready and gave no reason: another one may get further."""
 
 
 class EngineFaultError(EngineDeadError):

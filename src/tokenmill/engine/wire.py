@@ -77,10 +77,12 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """The engine could not start; `user` says that a person can fix it."""
+    """The engine could not start; `user` says that a person can fix it, `lost` that one of its processes was ended from
+    outside."""
 
     message: str
     user: bool = False
+    lost: bool = False
 
 
 class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):

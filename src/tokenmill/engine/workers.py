@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.config import LINKS, EngineConfig
-from tokenmill.core.errors import EngineDeadError, ModelError
+from tokenmill.core.errors import EngineDeadError, EngineLostError, ModelError
 from tokenmill.core.execution import Ticket
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device.memory import pick_device
@@ -356,7 +356,7 @@ def _loaded(ranks: list[Rank], watch: Watch) -> list[dict[str, Any]]:
             if message is None:
                 why = watch.look_for_stopped()
                 if why is not None:
-                    raise EngineDeadError(f"the model cannot be loaded: {why}")
+                    raise EngineLostError(f"{why} while it loaded the model")
                 if time.monotonic() > until:
                     raise EngineDeadError(f"the model was not loaded within {START_TIMEOUT_S:.0f} s")
                 continue
@@ -385,4 +385,4 @@ def _said_while_loading(ranks: list[Rank], number: int) -> bytes | None:
             ranks[number].process.wait(1.0)
         code = ranks[number].process.poll()
         how = "" if code is None else f" (signal {-code})" if code < 0 else f" (exit status {code})"
-        raise EngineDeadError(f"rank {number} ended while it loaded the model{how}") from None
+        raise EngineLostError(f"rank {number} ended while it loaded the model{how}") from None

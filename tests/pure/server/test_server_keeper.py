@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Starter, kill, until
-from tokenmill.core.config import make_server_config
+from tokenmill.core.config import make_config, make_server_config
+from tokenmill.core.errors import EngineLostError
 from tokenmill.engine.routing import Router
 from tokenmill.engine.wire import Beat, Failed, News
 from tokenmill.server.engines import child, keeper
@@ -318,6 +319,27 @@ async def test_another_life_that_cannot_load_counts_as_no_death(
     served.fake.link().die()
     await until(lambda: left < 0 and served.fake.fleet.health() is None)
     assert (await served.post(PATH, BODY)).status_code == 200
+
+
+async def test_a_rank_that_was_ended_while_it_loads_is_a_loss_and_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another life may get further, as after the loss of an engine in one process; the reason is told without more."""
+
+    def build(config: object) -> None:
+        raise EngineLostError("rank 1 ended while it loaded the model (signal 9)")
+
+    said: list[News] = []
+    child.run_engine(build, make_config(model="m"), lambda wait: None, said.append)
+
+    def lost(self: FakeLink, on_news: Callable[[News], None], on_death: Callable[[str], None]) -> None:
+        asyncio.get_running_loop().call_soon(on_news, said[0])
+
+    monkeypatch.setattr(FakeLink, "start", lost)
+    fleet = Fleet(lambda number, life: FakeLink(FakeOptions()), ("m",), FleetOptions())
+    try:
+        with pytest.raises(EngineLostError, match="signal 9"):
+            await fleet.start()
+    finally:
+        await fleet.close()
 
 
 def test_a_long_step_says_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tokenmill.core.config import EngineConfig, wanted_faults
-from tokenmill.core.errors import UserError
+from tokenmill.core.errors import EngineLostError, UserError
 from tokenmill.core.garbage import no_collection
 from tokenmill.engine.wire import (
     Abort,
@@ -86,6 +86,9 @@ def run_engine(
         built = build(config)
     except (UserError, OSError, MemoryError) as error:
         send(Failed(str(error), user=True))
+        return
+    except EngineLostError as error:
+        send(Failed(str(error), lost=True))
         return
     except Exception as error:
         send(Failed(f"{type(error).__name__}: {error}"))

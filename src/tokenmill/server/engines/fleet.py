@@ -264,11 +264,13 @@ class Fleet:
                 self._try_again(entry)
 
     def _start_failed(self, engine: Engine, failed: Failed) -> None:
-        error = UserError(failed.message) if failed.user else EngineFaultError(failed.message)
+        kind = UserError if failed.user else EngineLostError if failed.lost else EngineFaultError
+        error = kind(failed.message)
         if self.loaded is not None and not self.loaded.done():
             self.loaded.set_exception(error)
-        else:  # the model was loaded before, so what is missing now (memory, files) may be back later
-            self.keeper.failed_to_load(engine, failed.message)
+        else:
+            if not failed.lost:  # the model was loaded before: what is missing now (memory, files) may be back later
+                self.keeper.failed_to_load(engine, failed.message)
             self.rest.lost(engine, failed.message)
 
     def tell_names(self) -> None:
