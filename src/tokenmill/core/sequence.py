@@ -50,7 +50,8 @@ class SequenceGroup:
 
     For beams, by sequence: this step's `candidates`, and in `branches` the logprobs of each candidate. `dead_end`: why
     a beam could not go on. `scored`: how many prompt positions need no scores, or none any more. `cached`: how many of
-    the prompt's tokens lay in the prefix cache when it began. `sequences`: without beams that were dropped.
+    the prompt's tokens lay in the prefix cache. `reached`: how many of them have been computed or found there.
+    `sequences`: without beams that were dropped.
     """
 
     request: Request
@@ -69,6 +70,7 @@ class SequenceGroup:
     spawned: bool = False
     scored: int = 0
     cached: int = 0
+    reached: int = 0
     preemptions: int = 0
 
     def matchable(self, length: int) -> int:
@@ -153,6 +155,14 @@ class Sequence:
     def num_output(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - self.num_prompt
+
+    def reach(self, position: int, end: int) -> int:
+        """Note that [position, end) is computed or found. How many of these prompt tokens the request reaches for the
+        first time."""
+        group, end = self.group, min(end, self.num_prompt)
+        new = max(0, end - max(position, group.reached))
+        group.reached = max(group.reached, end)
+        return new
 
 
 class Search(Protocol):

@@ -45,7 +45,7 @@ class Gauges:
         roster, c = scheduler.roster, scheduler.counters
         compiler = self.engine.admission.compiler
         held = sum(pool.held for pool in scheduler.tables.pools)
-        self._estimate(c.steps, c.prompt_tokens + c.output_tokens, held)
+        self._estimate(c.steps, c.prompt_tokens + c.recomputed + c.output_tokens, held)
         now = time.monotonic()
         if now - self.looked_at >= SLOW_S:
             self.looked_at = now

@@ -260,7 +260,7 @@ class EngineLoop:
             report.prefilled = self._prefilled()
         report.published, report.gone = self.engine.scheduler.tables.cache.listener.take()
         counters = self.engine.scheduler.counters
-        total = counters.prompt_tokens + counters.output_tokens
+        total = counters.prompt_tokens + counters.recomputed + counters.output_tokens
         report.tokens, self.tokens_before = total - self.tokens_before, total
         if counters.preemptions != self.preemptions_before:
             self.preemptions_before = counters.preemptions

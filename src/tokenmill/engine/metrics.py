@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from tokenmill.engine.wire import EngineStats
 
 GAUGES = {
-    "vllm:num_requests_running": ("running", "Requests in the batch."),
-    "vllm:num_requests_waiting": ("waiting", "Requests that wait for the batch."),
+    "vllm:num_requests_running": ("running", "Outputs in the batch: a request with n has n."),
+    "vllm:num_requests_waiting": ("waiting", "Outputs that wait for the batch."),
     "vllm:kv_cache_usage_perc": ("kv_usage", "Share of K/V blocks in use."),
     "tokenmill:kv_blocks": ("kv_blocks", "K/V blocks."),
     "tokenmill:kept_states": ("states_kept", "States of recurrent layers that the prefix cache keeps."),
@@ -25,7 +25,7 @@ GAUGES = {
 }
 COUNTERS = {
     "vllm:prompt_tokens": ("looked_up", "Prompt tokens computed or found in the cache."),
-    "vllm:generation_tokens": ("output_tokens", "Tokens generated."),
+    "vllm:generation_tokens": ("output_tokens", "Tokens generated, also those that no answer shows."),
     "vllm:num_preemptions": ("preemptions", "Preemptions."),
     "vllm:prefix_cache_hits": ("cached_tokens", "Prompt tokens found in the prefix cache."),
     "vllm:prompt_tokens_cached": ("cached_tokens", "Prompt tokens found in the prefix cache."),

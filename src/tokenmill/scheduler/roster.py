@@ -68,7 +68,10 @@ class Counters:
     """Totals since the start."""
 
     prompt_tokens: int = 0
+    """Computed, each once for its request."""
     cached_tokens: int = 0
+    recomputed: int = 0
+    """Prompt tokens that were computed again: by a further sample, or after a preemption."""
     output_tokens: int = 0
     preemptions: int = 0
     failures: int = 0

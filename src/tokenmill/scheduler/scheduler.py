@@ -231,7 +231,9 @@ class Scheduler:
             if not group.spawned:
                 flight.spawning.append(seq)
         if position < seq.num_prompt:
-            self.counters.prompt_tokens += min(seq.num_prompt, position + count) - position
+            new = seq.reach(position, position + count)
+            self.counters.prompt_tokens += new
+            self.counters.recomputed += min(seq.num_prompt, position + count) - position - new
         return count
 
     def _save(self, seq: Sequence, position: int, end: int, flight: Flight) -> None:
@@ -257,10 +259,9 @@ class Scheduler:
     def _note_hit(self, seq: Sequence, position: int, gain: int) -> None:
         """Count tokens of a prompt that were found. What a request finds of its own (other samples do, and a sequence
         that was preempted) is not told of as cached."""
-        found = min(position + gain, seq.num_prompt) - min(position, seq.num_prompt)
+        found = seq.reach(position, position + gain)
         self.counters.cached_tokens += found
-        if not (seq.group.spawned or seq.preemptions):
-            seq.group.cached += found
+        seq.group.cached += found
 
     def _chunk(self, position: int, end: int, budget: int) -> int:
         want = end - position

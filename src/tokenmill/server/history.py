@@ -38,6 +38,13 @@ class PromptFigures:
     accepted_tokens: int = 0
     draft_saved_s: float = 0.0
     reasons: list[str] = field(default_factory=list)
+    by_output: dict[int, int] = field(default_factory=dict)
+    """Output tokens by output, where there are several."""
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest output. Outputs grow side by side."""
+        return max(self.by_output.values(), default=self.output_tokens)
 
 
 @dataclass(slots=True)

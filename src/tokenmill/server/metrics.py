@@ -38,6 +38,8 @@ class Finished:
     request: Request
     timeline: Timeline
     num_tokens: int
+    longest: int
+    """Tokens of the longest output."""
     reason: str
     at: float
     num_cached: int = 0
@@ -150,7 +152,7 @@ class Metrics:
         self.prompt[n].observe(len(end.request.prompt_ids))
         self.computed[n].observe(max(0, len(end.request.prompt_ids) - end.num_cached))
         self.generation[n].observe(end.num_tokens)
-        self.max_generation[n].observe(end.num_tokens)
+        self.max_generation[n].observe(end.longest)
         self.params_n[n].observe(params.n)
         if params.max_tokens is not None:
             self.params_max[n].observe(params.max_tokens)
@@ -162,5 +164,5 @@ class Metrics:
             self.prefill[n].observe(t.first_token - started)
             self.decode[n].observe(t.last_token - t.first_token)
             self.inference[n].observe(t.last_token - started)
-            if end.num_tokens > 1:
-                self.per_token[n].observe((t.last_token - t.first_token) / (end.num_tokens - 1))
+            if end.longest > 1:  # several outputs grow side by side
+                self.per_token[n].observe((t.last_token - t.first_token) / (end.longest - 1))

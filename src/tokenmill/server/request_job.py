@@ -76,7 +76,8 @@ class Task:
     @property
     def has_its_scores(self) -> bool:
         """Have the prompt's scores come, if any are wanted? They come before the first token."""
-        return self.request.params.prompt_logprobs is None or self.num_tokens > 0
+        begun = self.figures is not None and self.figures.timeline.first_token is not None
+        return self.request.params.prompt_logprobs is None or begun
 
     @property
     def num_outputs(self) -> int:
@@ -117,6 +118,8 @@ class Job:
         """How often the answer repeats each prompt's scores."""
         self.held = 0
         """Log-probabilities that wait until the answer is complete."""
+        self.silent = False
+        """Only the prompts are read. The token that the engine needs for this is no output: nobody sees or pays it."""
         self.tells_cuts = False
         """The answer can say that somebody ended it early. Without that a part would pass for the whole."""
 
@@ -264,7 +267,7 @@ class Job:
             elif timeline.last_token is not None:
                 self.context.metrics.saw_gap(now - timeline.last_token, timeline.engine)
             timeline.last_token = now
-            figures.output_tokens += len(delta.token_ids)
+            self._count_tokens(task, figures, delta)
         if delta.prompt_logprobs is not None:
             self._hold(self.copies * delta.prompt_logprobs.count, "prompt_logprobs")
         figures.drafted_tokens += delta.drafted
@@ -279,6 +282,14 @@ class Job:
                 raise HttpError(
                     503, "The model was put to sleep before the answer was complete; try again.", retry_after=1
                 )
+
+    def _count_tokens(self, task: Task, figures: PromptFigures, delta: TextDelta) -> None:
+        if self.silent:
+            return
+        figures.output_tokens += len(delta.token_ids)
+        if task.num_outputs > 1:
+            by_output = figures.by_output
+            by_output[delta.index] = by_output.get(delta.index, 0) + len(delta.token_ids)
 
     async def gather(self, scored: Batch | None = None) -> Gathered:
         """The outputs of all prompts, in prompt order. `scored` receives deltas that are only about prompts."""
@@ -330,13 +341,15 @@ class Job:
                     task.request,
                     figures.timeline,
                     figures.output_tokens,
+                    figures.longest,
                     figures.reasons[-1],
                     now,
                     figures.cached_tokens,
                 )
             )
             if (recorder := self.context.recorder) is not None:
-                recorder.note(task.request, self.began, figures.output_tokens // task.num_outputs)
+                each = int(figures.timeline.first_token is not None) if self.silent else figures.output_tokens
+                recorder.note(task.request, self.began, each // task.num_outputs)
         self._count(ends)
         if self.record is not None:
             self.context.history.end(self.record, now)
@@ -357,7 +370,7 @@ class Job:
     def usage(self, said: int | None = None) -> dict[str, Any]:
         """OpenAI's usage object for all prompts so far. `said`: the output tokens to report, if not all."""
         prompt = sum(len(task.request.prompt_ids) for task in self.tasks.values())
-        output = sum(task.num_tokens for task in self.tasks.values()) if said is None else said
+        output = sum(task.num_tokens for task in self.tasks.values()) if said is None or self.silent else said
         cached = sum(task.cached for task in self.tasks.values())
         found: dict[str, Any] = {
             "prompt_tokens": prompt,
@@ -381,14 +394,14 @@ class Job:
         """The phases of the first prompt in milliseconds, under the names of vLLM's metrics per request."""
         task = next(iter(self.tasks.values()))
         t = task.figures.timeline if task.figures is not None else None
-        if t is None or t.first_token is None or t.last_token is None:
+        if task.figures is None or t is None or t.first_token is None or t.last_token is None:
             return {"time_to_first_token_ms": None}
         span = t.last_token - t.first_token
         return {
             "time_to_first_token_ms": (t.first_token - self.began) * 1e3,
             "generation_time_ms": span * 1e3,
             "queue_time_ms": ((t.started or t.first_token) - t.arrival) * 1e3,
-            "mean_itl_ms": span * 1e3 / (task.num_tokens - 1) if task.num_tokens > 1 else None,
+            "mean_itl_ms": span * 1e3 / (task.figures.longest - 1) if task.figures.longest > 1 else None,
             "tokens_per_second": task.num_tokens / max(1e-9, t.last_token - self.began),
         }
 

@@ -93,6 +93,41 @@ async def test_every_engine_has_its_own_series_and_together_they_are_the_models(
         assert 5 * requests == tokens == _of_engine(text, "vllm:request_generation_tokens_sum", number)
 
 
+async def test_outputs_side_by_side_are_no_long_output(start: Starter) -> None:
+    served = await start(FakeOptions(step_s=0.001), enable_per_request_metrics=True)
+    body = {"prompt": "abc", "max_tokens": 6, "ignore_eos": True}
+    one = (await served.post(PATH, body)).json()["metrics"]
+    many = (await served.post(PATH, {**body, "n": 3})).json()["metrics"]
+    for times in (one, many):
+        assert times["mean_itl_ms"] == pytest.approx(times["generation_time_ms"] / 5)
+    text = (await served.client.get("/metrics")).text
+    assert _value(text, "vllm:request_generation_tokens_sum") == 24
+    assert _value(text, "vllm:request_max_num_generation_tokens_sum") == 12
+    per, whole = (
+        _value(text, f"vllm:{n}_seconds_sum") for n in ("request_time_per_output_token", "request_decode_time")
+    )
+    assert per == pytest.approx(whole / 5)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, {"prompt": "abc", "max_tokens": 0, "echo": True}),
+        (PATH, {"prompt": "abc", "max_tokens": 0, "echo": True, "stream": True}),
+        ("/completion", {"prompt": "abc", "n_predict": 0}),
+        ("/rerank", {"query": "a", "documents": ["b", "c"], "method": "likelihood"}),
+    ],
+)
+async def test_a_token_that_nobody_sees_is_no_output(path: str, body: dict[str, object], start: Starter) -> None:
+    """The engine makes one wherever a prompt is only read."""
+    served = await start()
+    answer = await served.post(path, body)
+    text = (await served.client.get("/metrics")).text
+    assert answer.status_code == 200 and _value(text, "vllm:request_prompt_tokens_sum") > 0 == _value(
+        text, "vllm:request_generation_tokens_sum"
+    )
+
+
 async def test_drafts_count_by_place_over_all_lives(start: Starter) -> None:
     engine = (await start()).fake.fleet.engines[0]
     engine.before = EngineStats(drafts=2, drafted=6, accepted=3, accepted_at=[2, 1, 0])

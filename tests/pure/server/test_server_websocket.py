@@ -126,7 +126,7 @@ async def test_a_prompt_may_be_read_before_it_is_answered(listen: Any) -> None:
         ready = await say(socket, generate=False, instructions="Be brief.")
         assert [e["type"] for e in ready] == ["response.created", "response.in_progress", "response.completed"]
         made = ready[-1]["response"]
-        assert made["output"] == [] and made["status"] == "completed"
+        assert made["output"] == [] and made["status"] == "completed" and made["usage"]["output_tokens"] == 0
         more = (await say(socket, input="Why?", previous_response_id=made["id"]))[-1]["response"]
         assert more["output"][0]["content"][0]["text"] == "Blue."
 

@@ -62,7 +62,7 @@ class Answers:
             "tokens": list(ids) if self.opened.body.return_token_ids and not self.silent else [],
             "stop": False,
             "id_slot": -1,
-            "tokens_predicted": 0 if self.silent else task.num_tokens,
+            "tokens_predicted": task.num_tokens,
             "tokens_evaluated": len(task.request.prompt_ids),
             **self._probabilities(rows),
         }
@@ -110,7 +110,7 @@ class Answers:
 
     def _timings(self, task: Task) -> dict[str, Any]:
         """How long the prompt and the answer took."""
-        prompt, generated = len(task.request.prompt_ids) - task.cached, 0 if self.silent else task.num_tokens
+        prompt, generated = len(task.request.prompt_ids) - task.cached, task.num_tokens
         t = task.figures.timeline if task.figures is not None else None
         first = t.first_token if t is not None else None
         before = 0.0 if t is None or first is None else max(0.0, first - (t.started or t.arrival))

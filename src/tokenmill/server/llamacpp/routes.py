@@ -126,6 +126,7 @@ async def _answer(
                 raise ParameterError(f"lora chooses {quoted(name)}, and model names another one.", param="lora")
         return found
 
+    work.job.silent = asked.silent
     opened = await open_translated_completion(work, chosen, read=read)
     made = answers.Answers(opened, silent=asked.silent)
     if opened.body.stream:

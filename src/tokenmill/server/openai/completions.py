@@ -91,7 +91,7 @@ async def open_completion(
         read = await (_fill_all if body.suffix else _read_all)(context, body, prompts)
     if "max_tokens" not in body.model_fields_set:
         params = within(params, context.backend.info.max_model_len - max(len(ids) for _, ids in read))
-    job.copies = params.n
+    job.copies, job.silent = params.n, job.silent or body.max_tokens == 0
     each = sum(len(text or "") if body.echo else 0 for text, _ in read)
     each += sum(TOKEN * len(ids) if body.return_token_ids else 0 for _, ids in read)
     job.check_repeated(each, params.n)
@@ -145,15 +145,11 @@ def whole_answer(completion: Completion, gathered: Gathered) -> dict[str, Any]:
         "choices": choices,
         "service_tier": None,
         "system_fingerprint": completion.context.fingerprint,
-        "usage": _usage(completion),
+        "usage": completion.job.usage(),
     }
     if completion.context.options.enable_per_request_metrics:
         answer["metrics"] = completion.job.timings()
     return answer
-
-
-def _usage(completion: Completion, said: int | None = None) -> dict[str, Any]:
-    return completion.job.usage(0 if completion.only_echo else said)
 
 
 def _choice(completion: Completion, task: Task, result: RequestOutput, out: CompletionOutput) -> dict[str, Any]:
@@ -206,7 +202,7 @@ class CompletionStream:
             if data:
                 yield data
         if self.pace.usage_at_end:
-            last = {**self._chunk(0, ""), "choices": [], "usage": _usage(self.completion)}
+            last = {**self._chunk(0, ""), "choices": [], "usage": self.completion.job.usage()}
             if self.completion.context.options.enable_per_request_metrics:
                 last["metrics"] = self.completion.job.timings()
             yield event(last)
@@ -284,7 +280,7 @@ class CompletionStream:
 
     def _with_usage(self, chunk: dict[str, Any]) -> dict[str, Any]:
         if self.pace.usage_always:
-            chunk["usage"] = _usage(self.completion, self.pace.said)
+            chunk["usage"] = self.completion.job.usage(self.pace.said)
         return chunk
 
     def _chunk(self, index: int, text: str) -> dict[str, Any]:

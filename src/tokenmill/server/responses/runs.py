@@ -89,6 +89,7 @@ async def open_run(
 ) -> Run:
     """Read, check, store and send. Errors are raised before the answer begins. `silent`: only the input is read."""
     body.check()
+    job.silent = silent
     store, owner, name = context.store, job.tenant, f"resp_{uuid.uuid4().hex}"
     earlier = find_earlier(store, body, owner, recent)
     job.size += earlier.size

@@ -78,6 +78,7 @@ async def likelihoods(
         starts += [len(ids)] * len(ends)
         prompts += [(None, ids + end) for end in ends]
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    job.silent = True
     await job.start(base, prompts, params, scored_from=starts, priority=priority)
     sums = []
     for place, (task, accumulator) in enumerate(await job.gather()):
