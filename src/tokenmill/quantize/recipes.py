@@ -188,8 +188,10 @@ def hold(
             if recipe.method in DAMPED
             else sparse_methods.METHODS[recipe.method]
         )
-        sparse = method(weight, sparse_methods.parse_sparsity(recipe.sparsity), inputs)
-        return stored_forms.plain(sparse, kind) if recipe.form == "plain" else stored_forms.bitmask(sparse, kind)
+        sparsity = sparse_methods.parse_sparsity(recipe.sparsity)
+        masked = stored_forms.bitmask_of_pairs if sparsity == sparse_methods.PAIRS else stored_forms.bitmask
+        write = stored_forms.plain if recipe.form == "plain" else masked
+        return write(method(weight, sparsity, inputs), kind)
     spec = spec_of(recipe, bits)
     damped = _needing(partial(gptq, damping=recipe.damping, kernels=kernels))
     codes = (damped if recipe.method in DAMPED else INTEGERS[recipe.method])(weight, spec, inputs)
@@ -280,10 +282,10 @@ def config(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> dict[s
 
 def _compressed(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> dict[str, Any]:
     if recipe.method in sparse_methods.METHODS:
-        form = "sparse-24-bitmask" if recipe.sparsity == "2:4" else "sparse-bitmask"
-        structure = "2:4" if recipe.sparsity == "2:4" else "unstructured"
-        share = sparse_methods.parse_sparsity(recipe.sparsity).share
-        sparsity = {"format": form, "sparsity_structure": structure, "global_sparsity": share, "ignore": ignore,
+        found = sparse_methods.parse_sparsity(recipe.sparsity)
+        names = {True: ("sparse-24-bitmask", "2:4"), False: ("sparse-bitmask", "unstructured")}
+        form, structure = names[found == sparse_methods.PAIRS]
+        sparsity = {"format": form, "sparsity_structure": structure, "global_sparsity": found.share, "ignore": ignore,
                     "targets": ["Linear"]}  # fmt: skip
         return {"quant_method": ct.METHOD, "format": "dense", "config_groups": {}, "ignore": ignore,
                 "sparsity_config": sparsity}  # fmt: skip

@@ -32,6 +32,10 @@ class Sparsity:
         return self.zeros / self.of if self.of else self.zeros
 
 
+PAIRS = Sparsity(2, 4)
+"""Of every four neighbours two are kept."""
+
+
 def parse_sparsity(text: str) -> Sparsity:
     """Read "2:4" (two of four are kept), or a part like "0.5" that becomes zero."""
     kept, colon, of = text.partition(":")

@@ -212,17 +212,23 @@ def plain(weight: Tensor, kind: torch.dtype) -> Held:
 
 
 def bitmask(weight: Tensor, kind: torch.dtype) -> Held:
-    """The matrix without its zeros: the other numbers, and one bit for every place."""
+    """The matrix without its zeros: the other numbers, row by row, and one bit for every place."""
     values = weight.to(kind)
     kept = values != 0
-    even = bool((kept.sum(1) == kept[0].sum()).all())
-    tensors = {
-        "compressed": values[kept].view(len(values), -1) if even else values[kept],
-        "bitmask": pack_mask(kept.cpu()),
-        "shape": torch.tensor(weight.shape, dtype=torch.int64),
-        "row_offsets": torch.cat((torch.zeros(1, dtype=torch.int64), kept.sum(1).cumsum(0)[:-1].cpu())),
-    }
-    return Held(tensors, values.float())
+    starts = torch.cat((torch.zeros(1, dtype=torch.int64), kept.sum(1).cumsum(0)[:-1].cpu()))
+    return Held({**_masked(values, kept), "compressed": values[kept], "row_offsets": starts}, values.float())
+
+
+def bitmask_of_pairs(weight: Tensor, kind: torch.dtype) -> Held:
+    """The two largest of every four numbers [out, in / 2] (also if one of them is zero), and their places."""
+    values = weight.to(kind)
+    fours = values.abs().unflatten(1, (-1, 4))
+    kept = torch.zeros_like(fours, dtype=torch.bool).scatter_(2, fours.topk(2, 2).indices, True).flatten(1)
+    return Held({**_masked(values, kept), "compressed": values[kept].view(len(values), -1)}, values.float())
+
+
+def _masked(values: Tensor, kept: Tensor) -> dict[str, Tensor]:
+    return {"bitmask": pack_mask(kept.cpu()), "shape": torch.tensor(values.shape, dtype=torch.int64)}
 
 
 def _better(parts: Tensor, one: Tensor, other: Tensor) -> Tensor:

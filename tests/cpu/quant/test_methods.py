@@ -441,6 +441,24 @@ def test_the_order_of_methods(bits: int, most: dict[str, float], tmp_path: Path)
     assert all(parts[method] <= most[method] for method in most), parts
 
 
+@pytest.mark.parametrize("sparsity", ["2:4", "4:8", "0.5"])
+def test_files_without_zeros_lie_as_readers_expect(sparsity: str) -> None:
+    """2:4: half of each row, even where kept numbers are zero; any other: one line of numbers and where rows begin."""
+    weight = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
+    weight[:, 5:8], weight[2] = 0.0, 0.0
+    recipe = complete_recipe(Recipe("magnitude", form="compressed-tensors", sparsity=sparsity))
+    held = recipes.hold(recipe, weight, 16, None, torch.float32).tensors
+    names = {"compressed", "bitmask", "shape"} | (set() if sparsity == "2:4" else {"row_offsets"})
+    assert set(held) == names and held["shape"].tolist() == [6, 64]
+    assert list(held["compressed"].shape)[:-1] == ([6] if sparsity == "2:4" else [])
+    mask = torch.stack([(held["bitmask"] >> bit) & 1 for bit in range(8)], -1).flatten(1).bool()
+    if sparsity == "2:4":
+        assert bool((mask.view(6, -1, 4).sum(-1) == 2).all())
+    dense = torch.zeros(6, 64)
+    dense[mask] = held["compressed"].flatten()
+    assert torch.equal(dense, sparse_methods.magnitude(weight, sparse_methods.parse_sparsity(sparsity), None))
+
+
 def test_nf4_rounds_to_the_nearest_quantile() -> None:
     weight = torch.tensor(stored_forms.NF4).repeat(4).view(1, 64)
     assert torch.allclose(stored_forms.nf4(weight).dense, weight, atol=1e-6)
