@@ -18,7 +18,7 @@ from tokenmill.core.errors import ParameterError
 MOST_STOPS, MOST_STOP_CHARS = 16, 256
 _NUMBER = re.compile(r"[+-]?([0-9.]{1,40}(e[+-]?[0-9]{1,4})?|inf|nan)", re.ASCII | re.IGNORECASE)
 """Python reads more as a number, such as 1_0 or digits of other scripts; Ollama does not."""
-_SIZES = "the engine sizes its steps itself: --max-num-batched-tokens bounds them"
+_SIZES = "the engine sizes its steps itself: `serve --max-num-batched-tokens` bounds them"
 _LOADED = "files are mapped into memory, and weights lie on one device"
 _STEPS = "guessing ahead changes no token"
 
@@ -63,14 +63,18 @@ PARAMETERS: Mapping[str, Parameter] = {
     "use_mlock": Parameter(bool, why=_LOADED),
     "low_vram": Parameter(bool, why=_LOADED),
     "num_gqa": Parameter(int, why="the model's files set it"),
-    "f16_kv": Parameter(bool, why="use --kv-cache-dtype"),
+    "f16_kv": Parameter(bool, why="use `serve --kv-cache-dtype`"),
     "numa": Parameter(bool, why="threads stay on the cores that this process may use"),
     "draft_num_predict": Parameter(int, why=_STEPS),
-    "main_gpu": Parameter(int, refused=True, why="--device cuda:1 names another GPU"),
+    "main_gpu": Parameter(int, refused=True, why="`serve --device cuda:1` names another GPU"),
     "tfs_z": Parameter(refused=True, why="tail-free sampling is not built: min_p and typical_p do what it is used for"),
     "penalize_newline": Parameter(bool, refused=True, why="penalties hold for every token"),
-    "rope_frequency_base": Parameter(refused=True, why="the model is loaded with what its files say (--hf-overrides)"),
-    "rope_frequency_scale": Parameter(refused=True, why="the model is loaded with what its files say (--hf-overrides)"),
+    "rope_frequency_base": Parameter(
+        refused=True, why="the model is loaded with what its files say (`serve --hf-overrides`)"
+    ),
+    "rope_frequency_scale": Parameter(
+        refused=True, why="the model is loaded with what its files say (`serve --hf-overrides`)"
+    ),
     "vocab_only": Parameter(bool, refused=True, why="the model is loaded to write text"),
     "logits_all": Parameter(bool, refused=True, why="a request asks for logprobs"),
     "embedding_only": Parameter(bool, refused=True, why="the model is loaded to write text"),

@@ -20,11 +20,12 @@ from tokenmill.cli.foreign import VERBS, Refused, Said, as_ours
 from tokenmill.cli.help import ALL, page, verbs_page
 from tokenmill.cli.said_twice import refuse_two_values
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, TokenmillError
 
 TYPED = "tokenmill.typed"
 """The key under which a context keeps the flags as they were typed."""
 MOST_CHOICES = 24
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 """What typer raises for a wrong command line, whichever library reads it."""
 
@@ -64,12 +65,20 @@ class Verb(TyperCommand):
             ctx.meta[TYPED] = _typed(said)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb. An error about a value names the flag as it was typed."""
+        """Run the verb. An error names flags as they were typed, and tells which of them this verb does not have."""
         try:
             return super().invoke(ctx)
-        except ParameterError as error:
-            named = self._named(ctx.meta.get(TYPED, {}))
-            fail(as_typed(str(error), named, error.param), exit_code(error))
+        except TokenmillError as error:
+            text, lacking = str(error), self._lacking(str(error))
+            if isinstance(error, ParameterError):
+                text = as_typed(text, self._named(ctx.meta.get(TYPED, {})), error.param)
+            fail(f"{text} (`{self.name}` has no {_listed(lacking)}.)" if lacking else text, exit_code(error))
+
+    def _lacking(self, text: str) -> list[str]:
+        """Flags that a message speaks of and this verb lacks. What stands in backquotes is a command of its own."""
+        named = _FLAG.findall(re.sub("`[^`]*`", "", text))
+        engines = {**all_options(GROUPS), **all_options(SERVER_GROUPS)}
+        return [f for f in dict.fromkeys(named) if f not in self._flags() and f[2:].replace("-", "_") in engines]
 
     def _named(self, typed: Mapping[str, str]) -> dict[str, str]:
         """The names that a message may use for a flag that was typed -> how it was typed."""

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import typer
 
-from tokenmill.core.errors import EngineDeadError, ParameterError, TokenmillError, UserError, why
+from tokenmill.core.errors import EngineDeadError, TokenmillError, UserError, why
 
 USER, DEAD, FAILED, INTERRUPTED = 2, 3, 1, 130
 NO_MEMORY = "There is not enough memory: use a smaller model, context or batch."
@@ -24,8 +24,8 @@ SCARCE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errn
 
 
 def with_exit_codes(verb: Callable[..., None]) -> Callable[..., None]:
-    """The same verb, but known failures (also of files and memory) become one red sentence and an exit code. Other
-    failures keep their traceback, because they are bugs."""
+    """The same verb, but failures of files and memory become one red sentence and an exit code. Our own errors are told
+    where flags are known (command.py). Other failures keep their traceback, because they are bugs."""
 
     @functools.wraps(verb)
     def run_verb(*args: object, **given: object) -> None:
@@ -49,10 +49,6 @@ def with_exit_codes(verb: Callable[..., None]) -> Callable[..., None]:
             if (lacking := _lacking(str(error))) is None:
                 raise
             fail(lacking, USER)
-        except ParameterError:
-            raise  # a verb names it as it was typed (command.py)
-        except TokenmillError as error:
-            fail(str(error), exit_code(error))
 
     return run_verb
 

@@ -34,6 +34,11 @@ class Student(Protocol):
     stored: torch.dtype
     """Of its files' numbers."""
 
+    @property
+    def form(self) -> dict[str, int | str]:
+        """What decides on its form, by the flags that say it."""
+        ...
+
     def loss(self, states: States) -> tuple[Tensor, Tensor]:
         """What is to become small, and the share of guesses that were right, by place."""
         ...
@@ -144,6 +149,11 @@ class DraftStudent:
             net.embed.requires_grad_(False)
         self.net = net.to(teacher.device)
 
+    @property
+    def form(self) -> dict[str, int | str]:
+        net: Any = self.net
+        return {"--kind": "draft", "--hidden": self.shape.hidden, "--layers": len(net.layers)}
+
     def loss(self, states: States) -> tuple[Tensor, Tensor]:
         net: Any = self.net
         x = net.embed(states.tokens)
@@ -180,6 +190,10 @@ class MedusaStudent:
             nn.init.zeros_(block.weight)
             nn.init.zeros_(block.bias)
         self.net: nn.Module = nn.ModuleList(self.blocks).to(teacher.device)
+
+    @property
+    def form(self) -> dict[str, int | str]:
+        return {"--kind": "medusa", "--heads": len(self.blocks)}
 
     def loss(self, states: States) -> tuple[Tensor, Tensor]:
         losses, right = [], []
@@ -225,6 +239,10 @@ class Eagle3Student:
         net.head.weight.data.copy_(teacher.head)
         nn.init.normal_(net.fc.weight, std=1 / math.sqrt(3 * self.hidden))
         self.net = net.to(teacher.device)
+
+    @property
+    def form(self) -> dict[str, int | str]:
+        return {"--kind": "eagle3"}
 
     def loss(self, states: States) -> tuple[Tensor, Tensor]:
         net: Any = self.net

@@ -61,7 +61,7 @@ def train(
     torch.manual_seed(course.seed)
     parameters = [p for p in student.net.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=course.rate, betas=(0.9, 0.95), weight_decay=0.01)
-    asked = _asked(lines[0], course)
+    asked = student.form | _asked(lines[0], course)
     start = _resume(folder / STATE, student, optimiser, teacher.device, asked) if resume else 0
     began, right = time.monotonic(), judge(teacher, student, lines[1], course.batch)
     step = start
@@ -167,7 +167,7 @@ def _resume(
     try:
         found = torch.load(path, map_location=device, weights_only=True)
         before = found.get("asked", asked)  # checkpoints of earlier versions do not say it
-        other = [flag for flag, value in asked.items() if before.get(flag) != value]
+        other = [flag for flag, value in asked.items() if before.get(flag, value) != value]
         if not other:
             student.net.load_state_dict(found["net"])
             optimiser.load_state_dict(found["optimiser"])

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import tokenmill
 from tokenmill.cli.bench_common import check_place
+from tokenmill.cli.command import Verb
 from tokenmill.cli.errors import with_exit_codes
 from tokenmill.cli.generate import _read_input
 from tokenmill.cli.interrupts import Interrupts
@@ -23,14 +24,14 @@ from tokenmill.cli.named_files import write_whole
 from tokenmill.cli.typed_messages import messages
 from tokenmill.cli.verbs import app
 from tokenmill.core.config import cache_dir, data_dir
-from tokenmill.core.errors import EngineDeadError, ModelError, SequenceError, UserError
+from tokenmill.core.errors import EngineDeadError, ModelError, ParameterError, SequenceError, UserError
 
 
 def ending(error: BaseException) -> tuple[int, str, BaseException | None]:
     """Exit code, standard error and escaped exception of a verb that fails so."""
     one = typer.Typer(pretty_exceptions_enable=False)
 
-    @one.command()
+    @one.command(cls=Verb)
     @with_exit_codes
     def verb() -> None:
         raise error
@@ -47,6 +48,21 @@ def ending(error: BaseException) -> tuple[int, str, BaseException | None]:
 def test_known_failures_are_one_sentence(error: Exception, code: int) -> None:
     got, text, _ = ending(error)
     assert (got, text) == (code, "tokenmill: Do this.\n")
+
+
+@pytest.mark.parametrize("kind", [UserError, ParameterError])
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("Too long: raise --max-model-len.", " (`verb` has no --max-model-len.)"),
+        ("Say --dtype or --device, not --dtype.", " (`verb` has no --dtype and --device.)"),
+        ("Do this: `serve --dtype float32`, `pip install --upgrade x`.", ""),
+        ("--no-such is no flag; --help is one.", ""),
+    ],
+)
+def test_flags_that_a_verb_lacks_are_told(kind: type[Exception], text: str, note: str) -> None:
+    """Messages of code that several verbs share may name flags of others."""
+    assert ending(kind(text))[1] == f"tokenmill: {text}{note}\n"
 
 
 @pytest.mark.parametrize(("wish", "coloured"), [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+import tokenmill
 from tokenmill.cli.command import as_typed
 from tokenmill.cli.flags import spelling
 from tokenmill.cli.verbs import app
@@ -53,6 +57,43 @@ def test_numbers_beyond_their_bounds_are_told_by_their_flag() -> None:
     for path, flag in every:
         sentence = told([*path, flag])
         assert f"'{flag.partition('=')[0]}'" in sentence, (path, flag, sentence)
+
+
+OWN = {
+    "distill": ("cli/distill.py", "distill"),
+    "prune": ("cli/prune.py", "distill/repair.py", "quantize/prune*.py", "quantize/sparse_methods.py"),
+    "quantize": ("cli/quantize.py", "quantize"),
+    **{name: (f"cli/{name}.py",) for name in ("merge", "pull", "create", "quality", "tune", "plan", "doctor")},
+}
+"""What only this verb uses. Files of several verbs count for all of them."""
+
+
+def strings(path: Path) -> Iterator[str]:
+    """The texts of a module without its docstrings."""
+    tree = ast.parse(path.read_text())
+    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
+            yield node.value
+
+
+def test_messages_of_a_verb_name_its_own_flags() -> None:
+    source = Path(tokenmill.__file__).parent
+    flags = {
+        path[-1]: {name for param in verb.params for name in (*param.opts, *param.secondary_opts)}
+        for path, verb in verbs(typer.main.get_command(app))
+    }
+    allowed: dict[Path, set[str]] = {}
+    for verb, places in OWN.items():
+        for place in places:
+            for found in source.glob(place):
+                for file in found.rglob("*.py") if found.is_dir() else [found]:
+                    allowed[file] = allowed.get(file, {"--speculative-config"}) | flags[verb]
+    assert len(allowed) > 30
+    for file, known in allowed.items():
+        for text in strings(file):
+            for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", re.sub("`[^`]*`", "", text)):
+                assert flag in known, (file, flag, text)
 
 
 def test_sizes_of_benchmarks_have_ceilings() -> None:

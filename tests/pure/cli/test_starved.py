@@ -96,7 +96,8 @@ def test_a_model_in_a_folder_whose_name_is_no_text_is_not_stored(
     monkeypatch.setenv("TOKENMILL_HOME", str(tmp_path / "store"))
     folder = tmp_path / "\udcff"
     folder.mkdir()
-    (folder / "model.safetensors").write_bytes(b"x")
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     result = CliRunner().invoke(app, ["pull", str(folder), "--name", "mine"])
     assert result.exit_code == 2 and "is not UTF-8 text" in result.stderr
     assert CliRunner().invoke(app, ["list"]).stdout.count("\n") == 1
