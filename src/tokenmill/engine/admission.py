@@ -150,7 +150,8 @@ class Admission:
             self._check_ids("logit_bias", list(params.logit_bias))
         if params.logits_processors and not self.in_process:
             raise ParameterError(
-                "logits_processors are Python callables and need the in-process executor.", param="logits_processors"
+                "logits_processors are Python callables and need the model in this process: one engine, one rank, in-process.",
+                param="logits_processors",
             )
         if not self.encoders and params.dry_sequence_breakers:
             raise ParameterError("dry_sequence_breakers need a tokenizer.", param="dry_sequence_breakers")

@@ -39,7 +39,7 @@ def read_balance(said: ParallelOptions) -> BalanceConfig | None:
     """Read what the options ask for; None: experts stay where they are."""
     given = dict(said.eplb_config or {})
     if not said.enable_eplb:
-        if given:
+        if said.eplb_config is not None:
             raise ParameterError("--eplb-config has no effect without --enable-eplb.", param="eplb_config")
         return None
     if given.pop("policy", "default") != "default":

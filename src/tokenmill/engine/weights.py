@@ -40,7 +40,10 @@ def runner_of(built: Built) -> Runner:
     """The runner of the model, if it is in this process."""
     executor = built.engine.executor
     if not isinstance(executor, InProcessExecutor):
-        raise UserError("the model runs in a process of its own: load it with executor='inprocess' for this.")
+        said = built.config.parallel
+        several = said.ranks > 1 or said.data_parallel_size > 1 or built.config.engines > 1
+        wish = "with one rank and one engine" if several else "with executor='inprocess'"
+        raise UserError(f"the model runs in other processes: load it {wish} for this.")
     return executor.runner
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engines import greedy
 
 from tokenmill import AsyncLLM
@@ -75,6 +76,8 @@ async def _two_engines(tiny: Path) -> None:
         last = [output async for output in stream][-1]
         assert last.outputs[0].finish_reason == "abort" and not llm.owners
         await llm.check_health()
+        with pytest.raises(UserError, match="load it with one rank and one engine"):
+            await llm.update_weights({"model.norm.weight": torch.ones(64)})
         await _one_cannot_sleep(llm)
         await _one_is_lost(llm)
         assert await _all(llm) == wanted, "the other engine answers"

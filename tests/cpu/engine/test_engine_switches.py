@@ -90,7 +90,7 @@ ELSEWHERE = {
 
 REFUSALS = (
     "--kv-cache-group needs --kv-cache-dtype",
-    "need the in-process executor",
+    "one engine, one rank, in-process",
     "multiplies matrices with their zeros",
 )
 """How combinations that exclude each other are told."""

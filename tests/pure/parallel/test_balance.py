@@ -87,6 +87,7 @@ def test_a_window_may_be_longer_than_an_interval() -> None:
         ({"eplb_config": {"use_async": True}}, "use_async is not built"),
         ({"eplb_config": {"policy": "random"}}, "policy"),
         ({"enable_eplb": False, "eplb_config": {"window_size": 5}}, "no effect without --enable-eplb"),
+        ({"enable_eplb": False, "eplb_config": {}}, "no effect without --enable-eplb"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:
