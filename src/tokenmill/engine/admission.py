@@ -150,7 +150,7 @@ class Admission:
             self._check_ids("logit_bias", list(params.logit_bias))
         if params.logits_processors and not self.in_process:
             raise ParameterError(
-                "logits_processors are Python callables and need the model in this process: one engine, one rank, in-process.",
+                "logits_processors are Python callables and need the model in-process: one engine of one rank.",
                 param="logits_processors",
             )
         if not self.encoders and params.dry_sequence_breakers:

@@ -90,7 +90,7 @@ ELSEWHERE = {
 
 REFUSALS = (
     "--kv-cache-group needs --kv-cache-dtype",
-    "one engine, one rank, in-process",
+    "one engine of one rank",
     "multiplies matrices with their zeros",
 )
 """How combinations that exclude each other are told."""
