@@ -15,7 +15,7 @@ import typer
 from tokenmill.checkpoint.new_folder import check_place, sole_writer
 from tokenmill.cli.loading import Heartbeat, show_waiting
 from tokenmill.cli.named_files import write_whole
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ContextError, ParameterError
 from tokenmill.core.files import in_home
 
 if TYPE_CHECKING:
@@ -129,6 +129,11 @@ def _answer(
         params = [SamplingParams(temperature=0.0 if n % 2 else 0.8, seed=n, max_tokens=most) for n in range(len(texts))]
         with Heartbeat("answering"):
             outputs = llm.generate(texts, params, use_tqdm=sys.stderr.isatty())
+    except ContextError as error:
+        raise ParameterError(
+            f"--data: a text of {error.prompt} tokens or more leaves no room for an answer in this model's context of "
+            f"{error.context}: cut it into shorter ones."
+        ) from error
     finally:
         llm.close()
     found = [[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in outputs]

@@ -133,6 +133,10 @@ def test_answers_are_the_models_own(teacher):
     assert "answers of another --answers" in CliRunner().invoke(app, [*arguments, "--answers", "41"]).output
     prompts.write_text(prompts.read_text() + '"grain"\n')
     assert "answers of another --data" in CliRunner().invoke(app, [*arguments, "--answers", "40"]).output
+    (teacher / "long.jsonl").write_text(json.dumps({"prompt": "mill " * 3000}) + "\n")
+    more = ["distill", str(teacher / "teacher"), str(teacher / "long"), "--data", str(teacher / "long.jsonl")]
+    done = CliRunner().invoke(app, [*more, *SETTINGS, "--answers", "40"])
+    assert done.exit_code == 2 and "--data: a text of " in done.output and "--max-model-len" not in done.output
     kept.write_text(kept.read_text()[:-9])
     assert "cannot be read" in CliRunner().invoke(app, [*arguments, "--answers", "40"]).output
 
