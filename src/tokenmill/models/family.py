@@ -32,7 +32,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     """Any family of the table from its config."""
     shape = table.TABLE[c.architecture].shape
     c = _usual_names(c, shape)
-    sizes, heads, outside = read_sizes(c), read_heads(c), shape.outside
+    sizes, heads, outside = read_sizes(c), _heads(c, shape), shape.outside
     if outside.positions is not None and outside.positions.name:
         b = b.limited(c.need(outside.positions.count, int))
     body = b.under(outside.body, f"{outside.embed}.weight") if outside.body else b
@@ -57,16 +57,22 @@ def build_later(c: ModelConfig, b: Build) -> list[Later]:
         body.at(outside.layers),
         (sizes.layers, sizes.hidden),
         lambda inside, name: norm(c, inside, shape.norms, name, sizes.hidden),
-        lambda at, index: make_layer(c, b, at, shape, read_heads(c), index),
+        lambda at, index: make_layer(c, b, at, shape, _heads(c, shape), index),
         outside.drafts.later,
     )
 
 
-def make_layer(c: ModelConfig, b: Build, at: Build, shape: Shape, heads: Heads, index: int) -> Layer:
+def _heads(c: ModelConfig, shape: Shape) -> Heads | None:
+    """The heads that all layers share; layers of one block each read what they need themselves."""
+    return None if shape.single is not None else read_heads(c)
+
+
+def make_layer(c: ModelConfig, b: Build, at: Build, shape: Shape, heads: Heads | None, index: int) -> Layer:
     """One layer: attention, a feed-forward layer or a mixture, and norms around them."""
     norms, hidden = shape.norms, c.need("hidden_size", int)
     if shape.single is not None:
         return Single(shape.single(c, b, at, index), norm(c, at, norms, norms.before[0], hidden))
+    assert heads is not None
     attention: Block | None = None if shape.mixer is None else shape.mixer(c, at, index)
     if attention is None:
         attention = make_attention(c, b, at, shape.attend, norms, heads, index)

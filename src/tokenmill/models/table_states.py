@@ -38,8 +38,8 @@ _TRAINING = ("time_step_min", "time_step_max", "time_step_floor", "time_step_ran
              "use_mambapy", "use_associative_scan", "time_step_scale", "time_step_init_scheme")  # fmt: skip
 _SPACE = {"mamba_n_heads": 128, "mamba_d_head": "auto", "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4,
           "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False, "time_step_limit": None}  # fmt: skip
-_ALONE = {"expand": 2, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True, "layer_norm_epsilon": 1e-5,
-          "num_attention_heads": 1}  # fmt: skip
+_ALONE = {"expand": 2, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True, "layer_norm_epsilon": 1e-5}
+_NO_HEADS = ("num_attention_heads", "num_key_value_heads")  # where no layer has attention
 _SCAN = {**_ALONE, "intermediate_size": None, "state_size": 16, "time_step_rank": "auto", "tie_word_embeddings": True}
 _BACKBONE = Outside("backbone", "embeddings")
 _NORM = Norms(eps="layer_norm_epsilon", before=("norm",), last="norm_f")
@@ -137,20 +137,20 @@ def _nemotron(c: ModelConfig, b: Build, at: Build, index: int) -> Block:
 ROWS: dict[str, Family] = {
     "MambaForCausalLM": Family(
         Fields("mamba", needed=_SIZES, only={**_SILU, "rms_norm": (True,)}, defaults=_SCAN, layers="linear_attention",
-               ignored=(*_TRAINING, "d_model", "d_inner", "n_layer", "fused_add_norm", "pad_vocab_size_multiple",
-                        "ssm_cfg")),
+               ignored=(*_TRAINING, *_NO_HEADS, "d_model", "d_inner", "n_layer", "fused_add_norm",
+                        "pad_vocab_size_multiple", "ssm_cfg")),
         Shape(single=mixers.alone(mixers.plain_scan), norms=_NORM, outside=_BACKBONE),
         "Mamba-1",
     ),
     "FalconMambaForCausalLM": Family(
         Fields("falcon_mamba", needed=_SIZES, only=_SILU, defaults={**_SCAN, "mixer_rms_eps": 1e-6},
-               ignored=(*_TRAINING, "use_falcon_mambapy"), layers="linear_attention"),
+               ignored=(*_TRAINING, *_NO_HEADS, "use_falcon_mambapy"), layers="linear_attention"),
         Shape(single=mixers.alone(mixers.plain_scan), norms=_NORM, outside=_BACKBONE),
         "Mamba-1 with norms of what a token is read and written with",
     ),
     "Mamba2ForCausalLM": Family(
         Fields("mamba2", needed=_SIZES, only={**_SILU, "rms_norm": (True,)},
-               ignored=(*_TRAINING, "norm_before_gate", "A_initializer_range", "use_triton_kernels"),
+               ignored=(*_TRAINING, *_NO_HEADS, "norm_before_gate", "A_initializer_range", "use_triton_kernels"),
                defaults={**_ALONE, "num_heads": 128, "head_dim": 64, "state_size": 128, "n_groups": 8,
                          "time_step_limit": None, "tie_word_embeddings": False},
                layers="linear_attention"),

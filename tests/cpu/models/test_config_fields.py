@@ -265,6 +265,14 @@ def test_heads_that_do_not_fit_the_keys_they_borrow_are_refused(kinds, models):
         load({**config, "layer_types": kinds}, tensors, max_positions=16, kernels=KERNELS)
 
 
+@pytest.mark.parametrize("architecture", ["MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM"])
+def test_heads_of_attention_say_nothing_where_there_is_none(architecture, models):
+    model, config, tensors = models(architecture)
+    for heads in (None, 7):
+        said = {**config, "num_attention_heads": heads, "num_key_value_heads": heads and 3}
+        assert verdict(model, tensors, said, {}) == "equal"
+
+
 @pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])
 def test_a_second_count_of_experts_adds_nothing_or_is_refused(name):
     check_fields({"n_routed_experts": 8, name: 8}, "DeepseekV2ForCausalLM")
