@@ -14,6 +14,9 @@ from tokenmill.process.client import STOPPED, state_of, work_of
 
 QUIET_S = 2.0
 """How long workers that should compute may stand still."""
+BUSY_S = 60.0
+"""How long workers that compute may take for one operation on a CPU: attention to a long context takes many seconds,
+and steps of as many tokens may have taken far less before."""
 STOPPED_S = 1.0
 FACTOR = 3.0
 """How many times its expected duration a step may take before it counts as endless."""
@@ -101,7 +104,7 @@ class Watch:
         expected = self.pace.expect(self.tokens)
         waits = not self.on_device or all(waiting for _, waiting in self.done)
         if expected is not None and waits and now - self.began > FACTOR * expected + QUIET_S:
-            if now - self.advanced > QUIET_S:
+            if now - self.advanced > (QUIET_S if self.on_device else BUSY_S):
                 return f"a step has taken {now - self.began:.1f} s, where {expected:.2f} s were expected"
         return None
 

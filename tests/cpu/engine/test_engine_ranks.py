@@ -137,6 +137,7 @@ def test_a_lost_rank_ends_its_engine(rank, how, tiny):
 def test_a_command_may_take_longer_than_a_step(monkeypatch):
     """Sleep, wake and adapters read and write whole models; here a step has taken no time, and patience is short."""
     monkeypatch.setattr(watch, "QUIET_S", 0.15)
+    monkeypatch.setattr(watch, "BUSY_S", 0.15)
     monkeypatch.setattr(watch, "LEAST_WORK", -1.0)  # it works all the time
     ours, theirs = socket.socketpair()
     running = type("Running", (), {"pid": os.getpid(), "poll": lambda self: None})()
@@ -159,6 +160,31 @@ def test_a_command_may_take_longer_than_a_step(monkeypatch):
         thread.start()
         assert executor.control_all({"what": "sleep", "level": 1}) == [{"asleep": []}]
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("on_device", "looks", "found"), [(False, 99, ""), (True, 9, "a step"), (False, 200, "a step")]
+)
+def test_a_long_operation_is_no_hang_on_a_cpu(on_device, looks, found, monkeypatch):
+    """Steps of as many tokens took no time, because they looked back at less."""
+    now = [0.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watch, "work_of", lambda pid: now[0])
+    monkeypatch.setattr(watch, "state_of", lambda pid: "R")
+    watched = watch.Watch([1, 2], on_device=on_device)
+    for tokens in (1, 500):
+        watched.begin(tokens)
+        watched.end()
+        now[0] += 0.01
+        watched.pace.saw(tokens, 0.001)
+    watched.begin(500)
+    for rank in (0, 1):
+        watched.beat(rank, 7, True)
+    said = ""
+    for _ in range(looks):
+        now[0] += 0.5
+        said = said or watched.look() or ""
+    assert said[: len("a step")] == found
 
 
 @pytest.mark.parametrize(("how", "said"), [(signal.SIGKILL, r"signal 9"), (signal.SIGSTOP, r"rank 1 was stopped")])
