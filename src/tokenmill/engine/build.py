@@ -143,7 +143,7 @@ def build_engine(config: EngineConfig) -> Built:
         max_model_len=facts.max_model_len,
         max_rows=facts.max_rows,
         max_waiting=config.schedule.max_waiting,
-        eos_ids=eos_ids_of(source.config(), generation, tokenizer),
+        eos_ids=frozenset(i for i in eos_ids_of(source.config(), generation, tokenizer) if i < facts.vocab_size),
         in_process=runs_here(config),
         banned=never,
         vectors=source.vectors(),

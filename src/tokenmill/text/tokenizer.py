@@ -163,9 +163,9 @@ def _frame(
 def _add_tokens(
     inner: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], strings: dict[str, str], *, whole: bool = False
 ) -> None:
-    """Add the tokens that the settings list, under the ids they state, and make those special that the settings name.
-    What the settings say of a token that the vocabulary file has as well counts, but for its id if that file is whole:
-    then it has the ids of all its tokens."""
+    """Add the tokens that the settings list, under the ids they state, and make those special that the settings name;
+    what is only named follows the vocabulary, as in Transformers. What the settings say of a token that the vocabulary
+    file has as well counts, but for its id if that file is whole: then it has the ids of all its tokens."""
     known = inner.get_added_tokens_decoder()
     listed = sorted(_listed_tokens(folder, config, {token.content for token in known.values()}).items())
     changed = [(index, token) for index, token in listed if repr(known.get(index)) != repr(token)]
@@ -178,23 +178,36 @@ def _add_tokens(
                 f"{got}; list the added tokens without gaps or provide a tokenizer.json"
             )
     have = {token.content: token for token in inner.get_added_tokens_decoder().values()}
-    named = [have.get(name) or AddedToken(name, normalized=False) for name in _named(folder, config, strings)]
-    named = [token for token in named if not token.special and inner.token_to_id(token.content) is not None]
+    named = [have.get(name, token) for name, token in _named(folder, config, strings).items()]
+    named = [token for token in named if not token.special]
     for token in named:
         token.special = True
     inner.add_special_tokens(named)
 
 
-def _named(folder: Path, config: dict[str, Any], strings: dict[str, str]) -> list[str]:
-    """The names of all tokens that the settings call special."""
-    found = list(strings.values())
-    for source in (config, _settings(folder / "special_tokens_map.json")):
+def _named(folder: Path, config: dict[str, Any], strings: dict[str, str]) -> dict[str, AddedToken]:
+    """All tokens that the settings call special, in the order in which Transformers gives them ids."""
+    sources = (config, _settings(folder / "special_tokens_map.json"))
+    found = [strings[name] for name in _NAMES if name in strings]
+    entries: list[Any] = [source.get(name) for name in _NAMES for source in sources]
+    for source in sources:
         for key in ("additional_special_tokens", "extra_special_tokens"):
             listed = source.get(key) or []
-            for entry in listed.values() if isinstance(listed, dict) else listed if isinstance(listed, list) else []:
-                name = entry.get("content") if isinstance(entry, dict) else entry
-                found += [name] if isinstance(name, str) and name else []
-    return list(dict.fromkeys(found))
+            more = listed.values() if isinstance(listed, dict) else listed if isinstance(listed, list) else []
+            found += [name for entry in more if (name := _content(entry))]
+            entries += more
+    flags = {_content(entry): entry for entry in entries if isinstance(entry, dict)}
+    return {name: AddedToken(name, normalized=False, **_sides(flags.get(name, {}))) for name in found}
+
+
+def _content(entry: Any) -> str:
+    """The name of a token, which stands alone or among its settings; "": neither."""
+    name = entry.get("content") if isinstance(entry, dict) else entry
+    return name if isinstance(name, str) else ""
+
+
+def _sides(entry: dict[str, Any]) -> dict[str, bool]:
+    return {name: bool(entry.get(name, False)) for name in ("lstrip", "rstrip", "single_word")}
 
 
 def _listed_tokens(folder: Path, config: dict[str, Any], known: Collection[str]) -> dict[int, AddedToken]:

@@ -16,6 +16,7 @@ from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import SequenceError, TooLargeError, UserError
 from tokenmill.engine.admission import BusyError
 from tokenmill.runner.drafts import Forgetful
+from tokenmill.testing.tiny import make_tiny
 
 NAN, INF = math.nan, math.inf
 PARAMETERS = [
@@ -352,3 +353,15 @@ def test_nan_does_not_travel_to_earlier_positions(backend, poisoned):
             assert exact(outputs[1]) == exact(outputs[2]) == wanted
             (row,) = run(llm, [[*stem, 7]], greedy(1, prompt_logprobs=0))
             assert all(math.isfinite(e.logprob) for r in row.prompt_logprobs[1:] for e in r.values())
+
+
+def test_a_token_that_only_settings_name_and_the_model_lacks_is_refused_where_a_prompt_holds_it(tmp_path):
+    folder = make_tiny(tmp_path / "model")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "<nowhere>"}))
+    with LLM(str(folder), device="cpu", max_model_len=64, num_blocks=32) as llm:
+        assert max(llm.engine.admission.eos_ids) < 320
+        with pytest.raises(UserError, match="token id 320, outside the vocabulary of 320"):
+            llm.generate(["a<nowhere>b"], greedy(3), use_tqdm=False)
+        talk = [{"role": "user", "content": "a<nowhere>b"}]  # what a person types is text
+        assert len(llm.chat(talk, greedy(3), use_tqdm=False)[0].outputs[0].token_ids) == 3

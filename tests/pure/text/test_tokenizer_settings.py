@@ -52,7 +52,22 @@ def listed(index: int, name: str, **flags: bool) -> dict[str, Any]:
         ([], {"tokenizer_config.json": listed(NEW, "<new>")}, [NEW], set()),
         ([], {"added_tokens.json": {"<new>": NEW}}, [NEW], set()),
         ([AddedToken("<x>", special=True)], {"added_tokens.json": {"<x>": X}}, [X], {X}),
-        ([], {"tokenizer_config.json": {"pad_token": "<absent>"}}, [], set()),
+        ([], {"tokenizer_config.json": {"pad_token": "<absent>"}}, [NEW], {NEW}),
+        (
+            [],
+            {"tokenizer_config.json": {"additional_special_tokens": ["<new>"], "pad_token": {"content": "<absent>"}}},
+            [NEW + 1, NEW],
+            {NEW, NEW + 1},
+        ),
+        (
+            [],
+            {
+                "tokenizer_config.json": {"extra_special_tokens": ["<absent>"], **listed(NEW, "<new>")},
+                "special_tokens_map.json": {"additional_special_tokens": ["<x>"]},
+            },
+            [X, NEW, NEW + 1],
+            {X, NEW + 1},
+        ),
     ],
 )
 def test_settings_say_which_tokens_are_special(
@@ -63,6 +78,21 @@ def test_settings_say_which_tokens_are_special(
     assert [index for index in found if index >= END] == ids and ours.special_ids == special
     assert ours.decode(found, skip_special_tokens=False) == "<end><x><new><absent>"
     assert not special & {*ours.encode("<end><x>", allow_special=False)}
+
+
+def test_tokens_that_only_settings_name_get_transformers_ids(tmp_path: Path) -> None:
+    said = {"eos_token": "<c>", "pad_token": "<b>", "bos_token": "<end>", "additional_special_tokens": ["<e>", "<a>"]}
+    mapped = {"cls_token": {"content": "<d>"}, "additional_special_tokens": ["<a>"]}
+    files = {"tokenizer_config.json": said, "special_tokens_map.json": mapped}
+    ours = folder_of(tmp_path, [], files)
+    named = [ours.token_to_id(f"<{name}>") for name in "cbdea"]
+    assert named == [*range(NEW, NEW + 5)]
+    assert not set(named) & {*ours.encode("<a><b><c>", allow_special=False)}
+
+
+def test_a_named_token_keeps_its_sides(tmp_path: Path) -> None:
+    said = {"additional_special_tokens": [{"content": "<new>", "lstrip": True, "rstrip": False}]}
+    assert folder_of(tmp_path, [], {"tokenizer_config.json": said}).encode("a <new> b") == [*b"a", NEW, *b" b"]
 
 
 def test_settings_win_where_they_contradict_the_flags_of_a_token(tmp_path: Path) -> None:
