@@ -124,8 +124,8 @@ def default_stream(rows: int, width: int, inner: int, *, gated: bool) -> Way:
             return ("stream", 256, 128, 1, 4, 8, 168) if rows <= 256 else ("stream", 128, 128, 1, 4, 4, 168)
         tall = -(-width // 128)
         if tall * -(-rows // 128) > _RESIDENT // 2 >= tall * -(-rows // 256):
-            return "stream", 128, 256, 1, 2, 8, 168
-        split = max(1, min(2, blocks // 4, _RESIDENT // 2 // (tall * -(-rows // 128))))
+            return "stream", 128, 256, 1, 3, 8, 168
+        split = max(1, min(4, blocks // 16, _RESIDENT // 2 // (tall * -(-rows // 128))))
         return "stream", 128, 128, split, 4, 8, 104
     high = gated or width >= 128 * _RESIDENT
     tiles = -(-width // (64 if gated or not high else 128))

@@ -207,16 +207,15 @@ def _blocks_of(words, LEFT: gl.constexpr, PAIR: gl.constexpr):
 
 
 @gluon.jit
-def _begin_products(
-    acc, w, x_ring, scale_ring, zero_ring, block,
+def _multiply_block(
+    acc, before, w, x_ring, scale_ring, zero_ring, block,
     GROUPS: gl.constexpr, ZERO: gl.constexpr, TABLE: gl.constexpr, LEFT: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """acc and the left operands of two products that are under way: tensor cores read both until these end. block: the
-    place of a block of 128 columns in the rings."""
+    """acc with two more products, of which the second is under way still, and its left operand; before: the same of
+    the product that is under way. block: the place of a block of 128 columns in the rings."""
     LIKE: gl.constexpr = x_ring.dtype
     AT_ONCE: gl.constexpr = looks_up(TABLE, LIKE, False)
     like = w.to(LIKE, bitcast=True)
-    held = ()
     made = ()
     if AT_ONCE:
         every = planes(w, LIKE, TABLE)
@@ -238,8 +237,11 @@ def _begin_products(
             if p % 2 == 1:
                 left = _beside(made[p - 1], made[p], LEFT)
                 acc = warpgroup_mma(left, x_ring.index(block * 2 + p // 2).permute((1, 0)), acc, is_async=True)
-                held = held + (left,)
-    return acc, held
+                # Tensor cores read a left operand until its product ends: without `before` here, the next numbers
+                # would be written over it.
+                acc, before = warpgroup_mma_wait(1, deps=(acc, before))
+                before = left
+    return acc, before
 
 
 @gluon.jit
@@ -248,27 +250,34 @@ def multiply_steps(
     STEPS: gl.constexpr, GROUPS: gl.constexpr, ZERO: gl.constexpr, TABLE: gl.constexpr, PAIR: gl.constexpr,
     STAGES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Sums [BN, BM] over the next steps of the ring; done: how many came before."""
+    """Sums [BN, BM] over the next steps of the ring; done: how many came before. While a product is under way, the
+    numbers of the next are made, with many rows across steps, too: with few, a stage that is free late costs more."""
+    DRAINS: gl.constexpr = PAIR == 2
     SUMS: gl.constexpr = sums_layout(BM, WARPS)
     LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
     acc = gl.zeros([BN, BM], gl.float32, SUMS)
+    before = gl.zeros([BN, 64], x_ring.dtype, LEFT)
     mbarrier.wait(full.index(done % STAGES), (done // STAGES) & 1)
     words = w_ring.index(done % STAGES).load(LEFT)
     for step in range(done, done + STEPS):
         stage = step % STAGES
         w = _blocks_of(words, LEFT, PAIR)
         for b in gl.static_range(PAIR):
-            acc, held = _begin_products(
-                acc, w[b], x_ring, scale_ring, zero_ring, stage * PAIR + b, GROUPS, ZERO, TABLE, LEFT, WARPS
+            acc, before = _multiply_block(
+                acc, before, w[b], x_ring, scale_ring, zero_ring, stage * PAIR + b, GROUPS, ZERO, TABLE, LEFT, WARPS
             )
-            if b == PAIR - 1:
-                # The next words (after the last ones these once more) come while these products end.
-                coming = gl.minimum(step + 1, done + STEPS - 1)
-                mbarrier.wait(full.index(coming % STAGES), (coming // STAGES) & 1)
-                words = w_ring.index(coming % STAGES).load(LEFT)
-            # Without `held` here, the next operands would be written over these while they are read.
-            acc, _, _ = warpgroup_mma_wait(0, deps=(acc, held[0], held[1]))
-        mbarrier.arrive(free.index(stage), count=1)
+        if not DRAINS:
+            mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), count=1, pred=step > done)
+        # The next words; after the last ones these once more.
+        coming = gl.minimum(step + 1, done + STEPS - 1)
+        mbarrier.wait(full.index(coming % STAGES), (coming // STAGES) & 1)
+        words = w_ring.index(coming % STAGES).load(LEFT)
+        if DRAINS:
+            acc, before = warpgroup_mma_wait(0, deps=(acc, before))
+            mbarrier.arrive(free.index(stage), count=1)
+    if not DRAINS:
+        acc, _ = warpgroup_mma_wait(0, deps=(acc, before))
+        mbarrier.arrive(free.index((done + STEPS - 1) % STAGES), count=1)
     return acc
 
 
