@@ -5,8 +5,8 @@ python bench/gpu_parallel.py [--parts check,sums,8b,8b-mixed,dp,...] [--devices 
 `check`: small models with made-up weights on all devices against one: logprobs in float32, the same ids with
 --deterministic, recorded and eager steps. The others are geometries of geometries.py with made-up weights. A part is
 a process of its own that ends after --limit; what one part does not survive costs the others nothing. Parts: check,
-sums (gpu_sums.py), pp, ep, states and drafts (are stages, whole experts, layers with states and drafts right?), and
-the names of PARTS below.
+sums (gpu_sums.py), pp, ep, states, drafts and long (are stages, whole experts, layers with states, drafts and long
+sums right?), and the names of PARTS below.
 """
 
 from __future__ import annotations
@@ -63,15 +63,18 @@ SPACE = {
 Answers = list[tuple[list[int], list[float]]]
 
 
-def answers(folder: str, **options: Any) -> Answers:
-    """Ids and logprobs of twenty prompts by a small model with made-up weights."""
+def answers(folder: str, *, long: bool = False, **options: Any) -> Answers:
+    """Ids and logprobs of twenty prompts (long: of a thousand tokens each) by a small model with made-up weights."""
     from tokenmill import LLM, SamplingParams
 
-    options = {"num_gpu_blocks_override": 800, "max_num_seqs": 32, **options}
+    options = {"num_gpu_blocks_override": 1600 if long else 800, "max_num_seqs": 32, **options}
     began = time.perf_counter()
     with LLM(folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=1024, **options) as llm:
         rng = random.Random(1)
-        prompts = [{"prompt_token_ids": [rng.randrange(4096) for _ in range(5 + 37 * i % 400)]} for i in range(20)]
+        prompts = [
+            {"prompt_token_ids": [rng.randrange(4096) for _ in range(990 if long else 5 + 37 * i % 400)]}
+            for i in range(20)
+        ]
         params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
         found = llm.generate(prompts, params, use_tqdm=False)
         moved = getattr(getattr(llm.engine, "balance", None), "moved", 0)
@@ -91,9 +94,10 @@ def compare(name: str, one: Answers, many: Answers, most: float) -> None:
 
 def check_some(part: str, devices: int) -> None:
     """Stages (pp) of a dense model, whole experts (ep) of a mixture, the same while they move (eplb), layers with
-    states over ranks (states), a draft model over ranks and in stages (drafts)."""
-    if part == "drafts":
-        return check_drafts(devices)
+    states over ranks (states), a draft model over ranks and in stages (drafts),
+    sums of long steps (long)."""
+    if part in ("drafts", "long"):
+        return (check_drafts if part == "drafts" else check_long)(devices)
     config, several = {
         "pp": (SMALL, {"pipeline_parallel_size": devices}),
         "ep": (MIXTURE, {"tensor_parallel_size": devices, "enable_expert_parallel": True}),
@@ -115,6 +119,16 @@ def check_some(part: str, devices: int) -> None:
             exact = {"dtype": "bfloat16", "deterministic": True}
             same = answers(folder, **exact) == answers(folder, **exact, **several)
             print(f"CHECK {part} --deterministic: {'the same bytes' if same else 'OTHER BYTES'}", flush=True)
+
+
+def check_long(devices: int) -> None:
+    """Raises where sums that are long enough to be exchanged in pieces are not those made at once."""
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "config.json").write_text(json.dumps(SMALL))
+        several = {"tensor_parallel_size": devices}
+        one, many = answers(folder, long=True), answers(folder, long=True, **several)
+        compare("exchanged", one, many, 0.1)
+        compare("without", answers(folder, long=True, disable="exchange", **several), many, 0.1)
 
 
 def check_drafts(devices: int) -> None:
@@ -153,7 +167,7 @@ def spread(how: str, devices: int) -> list[str]:
     return [f"--{how}-parallel-size", str(devices)] if how else []
 
 
-def measure(part: str, devices: int, seeds: int) -> None:
+def measure(part: str, devices: int, seeds: int, disable: str | None) -> None:
     """Print tokens per second of one part."""
     geometry, how, names = PARTS[part]
     config = GEOMETRIES[geometry]
@@ -163,7 +177,7 @@ def measure(part: str, devices: int, seeds: int) -> None:
         command = [
             sys.executable, "-c", "from tokenmill.cli.main import main; main()", "bench", "throughput", folder,
             "--load-format", "dummy", "--skip-tokenizer-init", "--max-num-seqs", "512", "--max-model-len", "4096",
-            "--json", str(at / "out.json"), *spread(how, devices),
+            "--json", str(at / "out.json"), *spread(how, devices), *(["--disable", disable] if disable else []),
         ]  # fmt: skip
         for name in names:
             for seed in range(1 if name in ("mixed", "prefix") else seeds):
@@ -195,30 +209,20 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--limit", type=float, default=170.0)
+    parser.add_argument("--disable", help="what the engines of measured parts leave out")
     parser.add_argument("--only", help="run this part here (what each process is told)")
     options = parser.parse_args()
     if options.only == "check":
         return check(options.devices)
-    if options.only in ("pp", "ep", "eplb", "states", "drafts"):
+    if options.only in ("pp", "ep", "eplb", "states", "drafts", "long"):
         return check_some(options.only, options.devices)
     if options.only:
-        return measure(options.only, options.devices, options.seeds)
+        return measure(options.only, options.devices, options.seeds, options.disable)
     for part in options.parts.split(","):
-        sums = [sys.executable, str(ROOT / "gpu_sums.py"), "--devices", str(options.devices)]
-        again = (
-            sums
-            if part == "sums"
-            else [
-                sys.executable,
-                __file__,
-                "--only",
-                part,
-                "--devices",
-                str(options.devices),
-                "--seeds",
-                str(options.seeds),
-            ]
-        )
+        again = [sys.executable, str(ROOT / "gpu_sums.py"), "--devices", str(options.devices)]
+        if part != "sums":
+            again = [sys.executable, __file__, "--only", part, *again[2:], "--seeds", str(options.seeds)]
+            again += ["--disable", options.disable] if options.disable else []
         child = subprocess.Popen(again, start_new_session=True)
         try:
             status = child.wait(options.limit)

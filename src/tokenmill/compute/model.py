@@ -66,6 +66,14 @@ class Checkpoint(Protocol):
     def close(self) -> None: ...
 
 
+class Exchange(Protocol):
+    """A sum over ranks under way."""
+
+    def end(self, residual: Tensor, norm: NormSpec | None, out: Tensor, normed: Tensor | None) -> None:
+        """out = residual + the sum, with the same bytes on each rank, and normed its norm, if there is one."""
+        ...
+
+
 class Group(Protocol):
     """A set of ranks that compute one thing together. SoloGroup returns x unchanged.
 
@@ -87,6 +95,14 @@ class Group(Protocol):
     ) -> tuple[Tensor, Tensor] | None:
         """residual + scale * within(the sum over ranks), and its norm; None: it cannot do all at once, and x is
         unchanged."""
+        ...
+
+    def pieces(self, x: Tensor) -> int:
+        """In how many pieces of rows a sum like this goes best, each while others are computed; 1: at once."""
+        ...
+
+    def exchange(self, part: Tensor) -> Exchange:
+        """Begin the sum over ranks of a piece. Only where there are several."""
         ...
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:

@@ -133,7 +133,7 @@ def _torch_group(start: Start, world: Any, device: str) -> Group:
         return TorchGroup(world, exact=exact)
     from tokenmill.parallel.pushed import PushGroup
 
-    return PushGroup(world, pdl="dependent-launch" not in without)
+    return PushGroup(world, pdl="dependent-launch" not in without, exchanges="exchange" not in without)
 
 
 def run_worker() -> None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, NormSpec
-from tokenmill.compute.model import Group
+from tokenmill.compute.model import Exchange, Group
 from tokenmill.layers.linear import RowLinear
 
 
@@ -41,6 +42,8 @@ class Projected:
     """A block whose last step is a product back to the stream's width: `output` of the result of `inside`."""
 
     output: RowLinear
+    by_row = False
+    """Does a row of the result depend on no other row?"""
 
     @property
     def group(self) -> Group:
@@ -87,7 +90,45 @@ class Sum:
         return ctx.kernels.add_norm(self.residual, y, norm, self.scale, within=self.after)
 
 
-Stream = Tensor | Sum
+@dataclass(slots=True)
+class Pieces:
+    """A long stream in pieces of rows, each residual + a sum over ranks under way: a block that treats rows one by one
+    computes the first pieces while the others are exchanged."""
+
+    sums: list[tuple[Tensor, Exchange]]
+
+    def _ended(self, norm: NormSpec | None) -> tuple[Tensor, Tensor | None]:
+        """All rows, and their norm."""
+        first = self.sums[0][0]
+        x = first.new_empty((sum(len(residual) for residual, _ in self.sums), first.shape[1]))
+        h = None if norm is None else torch.empty_like(x)
+        at = 0
+        for residual, exchange in self.sums:
+            rows = slice(at, at + len(residual))
+            exchange.end(residual, norm, x[rows], None if h is None else h[rows])
+            at = rows.stop
+        return x, h
+
+    def whole(self, ctx: ForwardContext) -> Tensor:
+        """All rows."""
+        return self._ended(None)[0]
+
+    def normed(self, norm: NormSpec, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
+        """All rows, and their norm."""
+        x, h = self._ended(norm)
+        assert h is not None
+        return x, h
+
+    def through(self, block: Block, norm: NormSpec | None, ctx: ForwardContext) -> Pieces:
+        """The stream behind a block, piece by piece."""
+        made = []
+        for each in self.sums:
+            x, h, left = read(Pieces([each]), norm, ctx)
+            made.append((x, block.group.exchange(block.part(h, ctx, left))))
+        return Pieces(made)
+
+
+Stream = Tensor | Sum | Pieces
 """The residual stream [T, hidden] between two blocks."""
 
 
@@ -96,19 +137,25 @@ def adds(block: Block) -> bool:
     return block.group.size > 1 and not block.group.exact
 
 
+def _by_row(block: Block, ctx: ForwardContext) -> bool:
+    """May some rows go through the block without the others? (Adapters are found by places in the whole step.)"""
+    rows = ctx.rows
+    return adds(block) and getattr(block, "by_row", False) and (rows is None or rows.adapters is None)
+
+
 def whole(x: Stream, ctx: ForwardContext) -> Tensor:
     """The stream, added up."""
-    return x.whole(ctx) if isinstance(x, Sum) else x
+    return x if isinstance(x, Tensor) else x.whole(ctx)
 
 
 def normed(x: Stream, norm: NormSpec, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
     """The stream, added up, and its norm."""
-    return x.normed(norm, ctx) if isinstance(x, Sum) else (x, ctx.kernels.norm(x, norm))
+    return (x, ctx.kernels.norm(x, norm)) if isinstance(x, Tensor) else x.normed(norm, ctx)
 
 
 def read(x: Stream, norm: NormSpec | None, ctx: ForwardContext) -> tuple[Tensor, Tensor, NormSpec | None]:
     """The stream, added up; the block's input; and the norm that the block's first product still has to apply."""
-    if not isinstance(x, Sum):
+    if isinstance(x, Tensor):
         return x, x, norm
     if norm is None:
         x = x.whole(ctx)
@@ -124,11 +171,21 @@ def through(
     *,
     after: NormSpec | None = None,
     scale: float = 1.0,
+    ahead: Block | None = None,
 ) -> Stream:
-    """x + scale * after(block(norm(x)))."""
+    """x + scale * after(block(norm(x))). ahead: the block that reads this next, if it may do so piece by piece."""
+    plain = after is None and scale == 1.0
+    if isinstance(x, Pieces) and plain and _by_row(block, ctx):
+        return x.through(block, norm, ctx)
     x, h, norm = read(x, norm, ctx)
     if adds(block):
+        if plain and ahead is not None and isinstance(block, Projected) and _by_row(ahead, ctx):
+            count = block.group.pieces(x)
+            if count > 1:
+                inside = block.inside(h, ctx, norm).chunk(count)
+                parts = (block.group.exchange(block.output.weight.matmul(rows, ctx)) for rows in inside)
+                return Pieces(list(zip(x.contiguous().chunk(count), parts, strict=True)))
         return Sum(block.part(h, ctx, norm), x, block.group, after, scale)
-    if after is None and scale == 1.0:
+    if plain:
         return block(h, ctx, norm=norm, residual=x)
     return ctx.kernels.add(x, block(h, ctx, norm=norm), scale, within=after)

@@ -36,6 +36,7 @@ class MLP(Projected):
         self.output = down
         self.act: Act = act
         self.by_hand = by_hand
+        self.by_row = by_hand is None
         self.within = within
 
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:

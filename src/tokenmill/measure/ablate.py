@@ -58,6 +58,8 @@ def switches(config: EngineConfig) -> list[Switch]:
         found.append(Switch("own products of many rows", {"disable": "many-rows"}))
         if config.parallel.tensor_parallel_size > 1:
             found.append(Switch("own sum of small tensors over devices", {"disable": "all-reduce"}))
+        if config.parallel.tensor_parallel_size == 2:
+            found.append(Switch("long sums exchanged in pieces", {"disable": "exchange"}))
     if config.execute.pipeline_depth != 1 and (device.startswith("cuda") or config.execute.executor == "process"):
         found.append(Switch("overlapped planning", {"pipeline_depth": 1}))
     if config.speculate.speculative_config:

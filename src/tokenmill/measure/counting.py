@@ -39,6 +39,7 @@ from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.measure.live_memory import Live, held_bytes
 from tokenmill.measure.shape_checkpoint import AS_STORED, META, Packed, ShapeCheckpoint
 from tokenmill.models.registry import build_model
+from tokenmill.parallel.group import AtOnce
 from tokenmill.quant.gguf_weight import TABLES
 
 PROBE_TOKENS = 2
@@ -269,7 +270,7 @@ class CountingKernels(ReferenceKernels):
         return out
 
 
-class CountingGroup:
+class CountingGroup(AtOnce):
     """One of `size` ranks. Sums and gathers note the bytes that each rank sends."""
 
     rank = calls = 0

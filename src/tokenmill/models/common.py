@@ -120,7 +120,8 @@ class PreNorm:
 
     def __call__(self, x: Stream, ctx: ForwardContext) -> Stream:
         """x [T, hidden] -> [T, hidden]."""
-        return through(through(x, self.attention, ctx, self.first), self.mlp, ctx, self.second)
+        x = through(x, self.attention, ctx, self.first, ahead=self.mlp)
+        return through(x, self.mlp, ctx, self.second)
 
 
 class Sandwich:

@@ -17,6 +17,7 @@ from torch import Tensor
 from tokenmill.compute.forward import NormSpec
 from tokenmill.core.config import LINKS, environment_with
 from tokenmill.core.errors import EngineDeadError
+from tokenmill.parallel.group import AtOnce
 from tokenmill.parallel.link import Link, Turn
 from tokenmill.parallel.stages import Place
 
@@ -92,7 +93,7 @@ class TorchLink(Turn):
         self.sent.append((dist.isend(slot, group=self.behind, group_dst=1), slot))
 
 
-class TorchGroup:
+class TorchGroup(AtOnce):
     """This process's rank among those of its stage. exact: see compute/model.py."""
 
     def __init__(self, world: World, *, exact: bool = False) -> None:

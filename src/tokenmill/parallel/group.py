@@ -5,9 +5,22 @@ from __future__ import annotations
 from torch import Tensor
 
 from tokenmill.compute.forward import NormSpec
+from tokenmill.compute.model import Exchange
 
 
-class SoloGroup:
+class AtOnce:
+    """Ranks whose sums are made while nothing else is."""
+
+    def pieces(self, x: Tensor) -> int:
+        """One."""
+        return 1
+
+    def exchange(self, part: Tensor) -> Exchange:
+        """Never asked for."""
+        raise NotImplementedError("sums of this group are made at once")
+
+
+class SoloGroup(AtOnce):
     """The null group: one rank that already has everything."""
 
     rank = 0

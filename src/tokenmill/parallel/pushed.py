@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import importlib
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import NormSpec
 from tokenmill.parallel.distributed import TorchGroup, World
+from tokenmill.parallel.exchanged import Exchanges, Sent
 
 log = logging.getLogger("tokenmill.engine")
+Made = TypeVar("Made")
 MOST = 1 << 23
 """How many elements all ranks' parts of a sum may have together: 16 MB, so 8 MB a part of two ranks. Every rank sends
 its part to all others, so NCCL, which sends pieces around, is as fast from there on."""
@@ -25,23 +28,32 @@ WIDEST = 1 << 14
 
 
 class PushGroup(TorchGroup):
-    """A TorchGroup with a faster sum of 16-bit tensors, if all devices see each other's memory."""
+    """A TorchGroup with a faster sum of 16-bit tensors, if all devices see each other's memory. exchanges: two ranks
+    send long ones in pieces (exchanged.py)."""
 
-    def __init__(self, world: World, *, pdl: bool) -> None:
+    def __init__(self, world: World, *, pdl: bool, exchanges: bool) -> None:
         super().__init__(world)
         self.pdl = pdl
         self.most = 0
         self.buffers: Tensor | None = None
-        try:
-            self._push: Any = importlib.import_module("tokenmill.kernels.triton.all_reduce")
-            made = self._meet() if self.size <= MOST_RANKS else None
-        except Exception as error:  # torch's interface is not stable yet; or devices have no link
-            log.warning("sums go through NCCL alone: %s", error)
-            made = None
-        if self.agree([made is not None])[0] and made is not None:
+        self.exchanges: Exchanges | None = None
+        self._push: Any = importlib.import_module("tokenmill.kernels.triton.all_reduce")
+        made = self._by_all(self._meet) if self.size <= MOST_RANKS else None
+        if made is not None:
             self.memory, self.buffers = made
             self.turns = torch.zeros(self.most // self._push.BLOCK, dtype=torch.int32, device=self.device)
+            if exchanges and self.size == 2:
+                self.exchanges = self._by_all(lambda: Exchanges(self.rank, self.group, self.device, pdl=pdl))
         self.agree([0])  # from here on every rank's buffer is empty
+
+    def _by_all(self, make: Callable[[], Made]) -> Made | None:
+        """What every rank has made; None if one could not."""
+        made = None
+        try:
+            made = make()
+        except Exception as error:  # torch's interface is not stable yet; or devices have no link
+            log.warning("sums go through NCCL: %s", error)
+        return made if self.agree([made is not None])[0] else None
 
     def _meet(self) -> tuple[Any, Tensor]:
         """This rank's buffer with its handle, and the addresses of all ranks' buffers."""
@@ -52,6 +64,16 @@ class PushGroup(TorchGroup):
         buffer.fill_(self._push.EMPTY)
         addresses = torch.tensor([int(at) for at in handle.buffer_ptrs], dtype=torch.int64, device=self.device)
         return (buffer, handle), addresses
+
+    def pieces(self, x: Tensor) -> int:
+        """Several where two ranks send each other long parts."""
+        return 1 if self.exchanges is None else self.exchanges.pieces(x)
+
+    def exchange(self, part: Tensor) -> Sent:
+        """Send a piece, whose sum is made when it is read."""
+        assert self.exchanges is not None
+        self.calls += 1
+        return self.exchanges.send(part)
 
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The sum over ranks (+ residual); small tensors in rank order and rounded once."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import NormSpec
+from tokenmill.parallel.group import AtOnce
 
 _native: Any = importlib.import_module("tokenmill._native")
 SLOT_BYTES = 4 << 20
@@ -47,7 +48,7 @@ class Memory:
             os.close(self.file)
 
 
-class SharedGroup:
+class SharedGroup(AtOnce):
     """One rank's view of the memory behind `file`."""
 
     exact = True

@@ -18,16 +18,37 @@ class Shared:
         self.slots: list[Tensor] = [torch.empty(0)] * size
 
 
+class ThreadExchange:
+    """A sum that was made at once."""
+
+    def __init__(self, total: Tensor) -> None:
+        self.total = total
+
+    def end(self, residual, norm, out, normed):
+        out.copy_(residual + self.total)
+        if norm is not None:
+            normed.copy_(ReferenceKernels().norm(out, norm))
+
+
 class ThreadGroup:
     """Adds up as a GPU's ranks do."""
 
     exact = False
     calls = 0
 
-    def __init__(self, shared: Shared, rank: int, joins: bool = False) -> None:
-        """joins: sums come with their norms, as from GPUs that add up themselves; `joined` counts them."""
+    def __init__(self, shared: Shared, rank: int, joins: bool = False, most_pieces: int = 1) -> None:
+        """joins: sums come with their norms, as from GPUs that add up themselves; `joined` counts them. most_pieces:
+        of rows, in which sums are exchanged; `sent` counts them."""
         self.shared, self.rank, self.size = shared, rank, shared.size
         self.joins, self.joined, self.sums = joins, 0, 0
+        self.most_pieces, self.sent = most_pieces, 0
+
+    def pieces(self, part: Tensor) -> int:
+        return min(self.most_pieces, max(1, len(part) // 2))
+
+    def exchange(self, part: Tensor) -> ThreadExchange:
+        self.sent += 1
+        return ThreadExchange(sum(self._exchange(part)))
 
     def _exchange(self, x: Tensor) -> list[Tensor]:
         self.shared.slots[self.rank] = x

@@ -79,6 +79,30 @@ def test_a_sum_over_ranks_comes_with_the_norm_that_reads_it(name, tmp_path):
         assert (one - alone).abs().max() <= 1e-4
 
 
+PIECEWISE = ("qwen2", "phi3", "gpt2", "smollm3-0")
+
+
+@pytest.mark.parametrize("name", [*PIECEWISE, "mixtral", "gemma2", "falcon-7b"])
+def test_sums_in_pieces_are_those_made_at_once(name, tmp_path):
+    """Where the block ahead treats rows one by one; others are left as they are."""
+    _, config, tensors = ({**ALL, **CASES})[name].make(tmp_path)
+    prompts, steps = {"a": prompt(40), "b": prompt(9)}, [[("a", 29), ("b", 4)], [("a", 10), ("b", 1)], [("a", 1)]]
+    found = {}
+    for most in (1, 3):
+        groups = [ThreadGroup(shared, rank, most_pieces=most) for shared in (Shared(2),) for rank in range(2)]
+
+        def run(group: ThreadGroup) -> dict[str, Tensor]:
+            with torch.no_grad():
+                return ours(load(config, tensors, group=group), prompts, steps)
+
+        with ThreadPoolExecutor(2) as pool:
+            found[most] = list(pool.map(run, groups))
+        a_layer = 2 * (3 + 3) if name in PIECEWISE and most > 1 else 0  # two steps are long enough
+        assert groups[0].sent == a_layer * config["num_hidden_layers" if name != "gpt2" else "n_layer"]
+    for one, other in zip(found[1], found[3], strict=True):
+        assert all(torch.equal(one[of], other[of]) for of in one)
+
+
 @pytest.fixture
 def memory():
     """Makes the memory that ranks share."""

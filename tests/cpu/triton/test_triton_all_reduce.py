@@ -9,6 +9,7 @@ from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import all_reduce
 from tokenmill.kernels.triton.all_reduce import BLOCK, EMPTY, SLOTS, push_norm, push_sum
+from tokenmill.kernels.triton.arrived import add_arrived
 
 SIZE = 4 * BLOCK
 
@@ -109,3 +110,21 @@ def test_a_row_comes_with_its_norm_and_shares_turns_with_plain_sums(rank, ranks,
             assert (buffers[rank, before, :, block * BLOCK : (block + 1) * BLOCK] == EMPTY).all()
             done[block] += 1
     assert turns.tolist() == [count % SLOTS for count in done], "a count of calls would overflow"
+
+
+@pytest.mark.parametrize("turn", [5, -(1 << 31)])
+@pytest.mark.parametrize(("rows", "width"), [(3, 96), (700, 40)])
+def test_what_has_arrived_is_added_and_normed(rows, width, turn):
+    """A number that has wrapped around counts as later."""
+    mine, theirs, residual = (torch.randn(rows, width).half() for _ in range(3))
+    turns = torch.tensor([turn], dtype=torch.int32)
+    weight, bias = torch.randn(2, width).half()
+    exact = mine.float() + theirs.float() + residual.float()
+    for norm in (None, NormSpec(weight, 1e-5), NormSpec(weight, 1e-5, kind="layer", bias=bias)):
+        out, normed = torch.empty_like(mine), None if norm is None else torch.empty_like(mine)
+        for asked in (turn, turn - 1 if turn > 0 else (1 << 31) - 1):
+            add_arrived(mine, theirs, turns, asked, residual, norm, out, normed, pdl=False)
+            assert torch.equal(out, exact.half())
+            if norm is not None:
+                wanted = ReferenceKernels().norm(out.float(), norm)
+                assert (normed.float() - wanted).abs().max() <= 0.01
