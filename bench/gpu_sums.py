@@ -35,7 +35,7 @@ def measure(rank: int, devices: int, meeting: str) -> None:
     from tokenmill.parallel.stages import Place
 
     torch.cuda.set_device(rank)
-    group = PushGroup(World(meeting, Place(), rank, devices, f"cuda:{rank}"), pdl=True)
+    group = PushGroup(World(meeting, Place(), rank, devices, f"cuda:{rank}"), pdl=True, exchanges=False)
     if rank == 0:
         print(f"SUMS own kernel: {'yes' if group.buffers is not None else 'NO, NCCL alone'}", flush=True)
 
