@@ -114,6 +114,8 @@ def quantize(
     for name, given in (("--imatrix", imatrix is not None), ("--save-imatrix", "save_imatrix" in chosen)):
         if given and not counted:
             raise ParameterError(f"{name} goes with --format gguf-q2_k and other GGUF files of 6 bits and less.")
+    if "save_imatrix" in chosen and chosen["save_imatrix"].resolve() == target.resolve():
+        raise ParameterError(f"--save-imatrix {target} is the model's own file; name another one.")
     strange = [name for name in chosen if not (counted and name in MEASURING)]
     if strange and format is not None and format not in FORMS:
         raise ParameterError(f"{spelling(strange[0])} goes with --format {', '.join(FORMS)}, not {format}.")

@@ -153,9 +153,10 @@ def _chosen(part: Part, job: QuantizeJob, stored: set[str]) -> tuple[QuantizeJob
         if shape[1] % group or shape[0] % rows:
             grouped = job.recipe.method in recipes.INTEGERS and shape[1] % group
             other = other_group(shape[1]) if grouped else ""
+            whole = " and ".join(f"{size} {what}" for size, what in ((group, "columns"), (rows, "rows")) if size > 1)
             raise UserError(
-                f"{name} has shape {list(shape)}, which is not in whole groups of {group} columns"
-                f"{f' and {rows} rows' if rows > 1 else ''}: {other}leave it out with --skip."
+                f"{name} has shape {list(shape)}, which is not in whole groups of {whole}: {other}leave it out with "
+                "--skip."
             )
     return job, names
 

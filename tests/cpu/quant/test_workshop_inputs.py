@@ -29,6 +29,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("workshop")
     make_tiny(folder / "tiny", hidden=64, layers=4)
     make_tiny(folder / "odd", hidden=80, heads=5, kv_heads=5, architecture="llama")
+    make_tiny(folder / "uneven", hidden=30, heads=5, kv_heads=5, architecture="llama")
     make_tiny(folder / "odder", hidden=40, heads=5, kv_heads=5, architecture="llama")
     (folder / "text.txt").write_text(TEXT)
     (folder / "word.txt").write_text("a")
@@ -79,6 +80,10 @@ REFUSED = {
     "a folder with a file's name": (("quantize", "{place}/tiny", "{target}.gguf", "--format", "int8"), "ends in .gguf"),
     "importance of no form": (("quantize", "{place}/tiny", "{target}.gguf", "--format", "gguf-q4_k", "--save-imatrix",
                                "{target}.txt"), "must end in .gguf or .dat"),
+    "importance in the model's file": (("quantize", "{place}/tiny", "{target}.gguf", "--format", "gguf-q4_k",
+                                        "--save-imatrix", "{target}.gguf"), "is the model's own file"),
+    "rows in no fours": (("quantize", "{place}/uneven", "{target}", "--method", "bitnet"),
+                         "which is not in whole groups of 4 rows: leave it out"),
     "no group divides": (("quantize", "{place}/odd", "{target}", "--method", "rtn"),
                          "not in whole groups of 32 columns: leave it out with --skip"),
     "another group would not do": (("quantize", "{place}/odd", "{target}", "--format", "int4"),
