@@ -126,9 +126,7 @@ def _pairs(
 
 
 def _uneven(name: str, scale: Tensor) -> ModelError:
-    return ModelError(
-        f"'{name}._weight_scale' has shape {list(scale.shape)}; a group must be a multiple of 32 columns."
-    )
+    return ModelError(f"'{name}._weight_scale' has shape {list(scale.shape)}: groups must divide a row evenly.")
 
 
 def _grid(
@@ -144,7 +142,7 @@ def _grid(
     if scale.numel() == 1:
         scale, zero = scale.expand(rows, 1), None if zero is None else zero.expand(rows, 1)
     count = scale.shape[1]
-    if scale.shape[0] != rows or not count or columns % count or (count > 1 and columns // count % 32):
+    if scale.shape[0] != rows or not count or columns % count:
         raise _uneven(name, scale)
     group = columns // count
     size = next((g for g in _GROUPS if group % g == 0), group)

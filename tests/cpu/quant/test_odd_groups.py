@@ -71,6 +71,22 @@ def test_gptq(columns: int, group: int, ordered: bool) -> None:
         forms.read({**tensors, "g_idx": index.clone().fill_(0).int()}, config, (OUT, columns))
 
 
+@pytest.mark.parametrize(("columns", "group"), [(96, 16), (64, 8), (96, 48)])
+@pytest.mark.parametrize("paired", [False, True])
+def test_torchao(columns: int, group: int, paired: bool) -> None:
+    codes, zeros, scales = made(OUT, columns, group)
+    codes, zeros, wide = codes - 8, zeros - 8, scales.float().repeat_interleave(group, 1)
+    if paired:
+        bytes_ = (codes[:, 0::2] & 15 | (codes[:, 1::2] & 15) << 4).to(torch.uint8).view(torch.int8)
+        tensors = {"_weight_qdata": bytes_, "_weight_scale": scales.T.float(), "_weight_zero_point": zeros.T.float()}
+        dense = codes * wide + zeros.repeat_interleave(group, 1)
+    else:
+        tensors = {"_weight_qdata": codes.to(torch.int8), "_weight_scale": scales.float(),
+                   "_weight_zero_point": zeros.to(torch.int8)}  # fmt: skip
+        dense = (codes - zeros.repeat_interleave(group, 1)) * wide
+    same(tensors, dense, {"quant_method": "torchao"})
+
+
 def test_rows_of_which_each_is_one_group() -> None:
     """Whatever their length is, they have a kernel."""
     codes, zeros, scales = made(OUT, 200, 200)
