@@ -19,6 +19,8 @@ from tokenmill.core.errors import ModelError
 
 _CUT = ("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point", "qweight", "qzeros",
         "scales", "bias")  # fmt: skip
+_WORDS, _RUN = ("weight_packed", "qweight"), 32
+"""Tensors of codes in words, and how many codes fill whole words whatever their bits."""
 _ORDERS = ("g_idx", "weight_g_idx")
 """The tensors that list the group of each column."""
 _SHAPE = "weight_shape"
@@ -111,6 +113,8 @@ def part_of(
     dim, _, parts = share
     if shape[dim] % parts or (dim == 1 and any(ckpt.has(f"{name}.{order}") for order in _ORDERS)):
         return None
+    if shape[dim] < _RUN and any(ckpt.has(f"{name}.{words}") for words in _WORDS):
+        return None  # so few codes need not fill their words
     size = shape[dim] // parts
     own = (size, shape[1]) if dim == 0 else (shape[0], size)
     made = Part(ckpt, name, own, share)

@@ -87,6 +87,31 @@ def test_torchao(columns: int, group: int, paired: bool) -> None:
     same(tensors, dense, {"quant_method": "torchao"})
 
 
+@pytest.mark.parametrize(("rows", "bits", "parts"), [(8, 4, 2), (16, 2, 4), (24, 3, 3), (24, 7, 2), (8, 8, 2)])
+def test_parts_of_few_rows(rows: int, bits: int, parts: int) -> None:
+    """Zero points of few rows share a word, or do not fill their words: no rank cuts through one."""
+    codes, zeros, scales = made(rows, 96, 32, bits)
+    dense = (codes - zeros.repeat_interleave(32, 1)).float() * scales.float().repeat_interleave(32, 1)
+    forms_ = [(
+        {"weight_packed": forms.words_by_bit(codes, bits), "weight_scale": scales,
+         "weight_zero_point": forms.words_by_bit(zeros.T, bits).T.contiguous(),
+         "weight_shape": torch.tensor([rows, 96])},
+        forms.tensors_config("pack-quantized", {"num_bits": bits, "type": "int", "strategy": "group",
+                                                "group_size": 32, "symmetric": False}),
+    )]  # fmt: skip
+    if bits != 7:
+        tensors = {"qweight": forms.words_by_bit(codes, bits).T, "qzeros": forms.words_by_bit((zeros - 1).T, bits),
+                   "scales": scales.T}  # fmt: skip
+        forms_.append((tensors, {"quant_method": "gptq", "bits": bits, "group_size": 32}))
+    for tensors, config in forms_:
+        named = DictCheckpoint({f"w.{name}": tensor.contiguous() for name, tensor in tensors.items()})
+        how = check_config({"quantization_config": config})
+        for part, wanted in enumerate(dense.chunk(parts)):
+            request = WeightRequest("w", (rows, 96), share=(0, part, parts))
+            found = load_weight(named, request, torch.float32, forms.CPU, None, how).dense()
+            assert torch.allclose(found, wanted, rtol=1e-6, atol=1e-6)
+
+
 def test_rows_of_which_each_is_one_group() -> None:
     """Whatever their length is, they have a kernel."""
     codes, zeros, scales = made(OUT, 200, 200)
