@@ -73,6 +73,11 @@ class StepRecorder(Protocol):
         """Weights were changed in place."""
         ...
 
+    def start_anew(self) -> None:
+        """A step has failed, and not every rank has got as far with it: forget what only some of them may have made. A
+        step that is replayed exchanges more between ranks than one that is not recorded yet."""
+        ...
+
     def forget_adapted(self) -> None:
         """Adapters now change products that existing recordings with adapters leave unchanged: forget those."""
         ...
@@ -148,6 +153,10 @@ class Recordings(Protocol[K]):
         ...
 
     def forget_weights(self) -> None: ...
+    def start_anew(self) -> None:
+        """See StepRecorder."""
+        ...
+
     def forget(self, which: Callable[[K], bool]) -> None:
         """Drop the recordings of these keys."""
         ...
@@ -173,6 +182,9 @@ class RecordedSteps(Generic[K]):
 
     def forget_weights(self) -> None:
         self.recordings.forget_weights()
+
+    def start_anew(self) -> None:
+        self.recordings.start_anew()
 
     def forget_all(self) -> None:
         self.recordings.forget(lambda key: True)
@@ -213,6 +225,9 @@ class Graphs(Generic[K]):
     def forget_weights(self) -> None:
         """Do nothing: a graph reads the tensors that a weight settled into, and these stay where they are."""
 
+    def start_anew(self) -> None:
+        """Do nothing: ranks record together, and a step is enqueued in the same way once it is recorded."""
+
     def forget(self, which: Callable[[K], bool]) -> None:
         """Drop the recordings of these keys. All share one memory, which is freed with the last one."""
         for key in [key for key in self.made if which(key)]:
@@ -247,6 +262,10 @@ class Tapes(Generic[K]):
     def forget_weights(self) -> None:
         """Drop all recordings: they name copies that the kernels made of small tensors. Steps are then recorded
         again."""
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Drop all recordings, and forget which steps have come."""
         self.made.clear()
         self.seen.clear()
 

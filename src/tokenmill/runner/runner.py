@@ -112,7 +112,7 @@ class Runner:
         launch = getattr(kernels, "launch", None)
         self.rows.always_adapted = adapters is not None and bool(getattr(launch, "steady", False))
         self.recorders: list[StepRecorder] = self._recorders() if record else []
-        self.failed_epoch = -1
+        self.epoch = self.failed_epoch = -1
         self.translate: Callable[[StepPlan], None] = lambda plan: None
         """Changes a plan for the whole model into a plan for this stage, in place."""
         self.on_all: Callable[[bool], bool] = bool
@@ -178,6 +178,10 @@ class Runner:
         running = Running(plan)
         try:
             self.link.begin(plan.num_tokens)
+            if plan.epoch != self.epoch:
+                self.epoch = plan.epoch
+                for recorder in self.recorders:
+                    recorder.start_anew()
             try:
                 if plan.epoch == self.failed_epoch:
                     raise RuntimeError("an earlier step failed")
