@@ -77,7 +77,7 @@ def _multiply_tiles(
     ZERO: gl.constexpr, TABLE: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr,
     TO_PAIR: gl.constexpr, PAIR: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """The multiplying warps."""
+    """The multiplying warps. (Within the loop over tiles ptxas would wait for each product that is not waited for.)"""
     WIDTH: gl.constexpr = BN // 2 if GATED else BN
     ROWS: gl.constexpr = 2 * N if GATED else N
     WIDE: gl.constexpr = (N + WIDTH - 1) // WIDTH
@@ -88,7 +88,7 @@ def _multiply_tiles(
         if last > first:
             acc = multiply_steps(
                 x_ring, w_ring, scale_ring, zero_ring, full, free, done,
-                STEPS, GROUPS, ZERO, TABLE, PAIR, STAGES, BM, BN, WARPS,
+                STEPS, GROUPS, ZERO, TABLE, PAIR, STAGES, BM, BN, WARPS, True,
             )  # fmt: skip
             done += STEPS
             if BIAS:

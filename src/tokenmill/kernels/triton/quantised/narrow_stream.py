@@ -248,11 +248,10 @@ def _multiply_block(
 def multiply_steps(
     x_ring, w_ring, scale_ring, zero_ring, full, free, done,
     STEPS: gl.constexpr, GROUPS: gl.constexpr, ZERO: gl.constexpr, TABLE: gl.constexpr, PAIR: gl.constexpr,
-    STAGES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, WARPS: gl.constexpr,
+    STAGES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, WARPS: gl.constexpr, DRAINS: gl.constexpr,
 ):  # fmt: skip
     """Sums [BN, BM] over the next steps of the ring; done: how many came before. While a product is under way, the
-    numbers of the next are made, with many rows across steps, too: with few, a stage that is free late costs more."""
-    DRAINS: gl.constexpr = PAIR == 2
+    numbers of the next are made. DRAINS: a step waits for its last one, whose stage is free earlier then."""
     SUMS: gl.constexpr = sums_layout(BM, WARPS)
     LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
     acc = gl.zeros([BN, BM], gl.float32, SUMS)
@@ -287,10 +286,11 @@ def _multiply(
     STEPS: gl.constexpr, GROUPS: gl.constexpr, ZERO: gl.constexpr, TABLE: gl.constexpr, PAIR: gl.constexpr,
     STAGES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """The multiplying warps: sums [BN, BM]."""
+    """The multiplying warps: sums [BN, BM]. With few rows, a stage that is free late costs more than the wait."""
     acc = multiply_steps(
-        x_ring, w_ring, scale_ring, zero_ring, full, free, 0, STEPS, GROUPS, ZERO, TABLE, PAIR, STAGES, BM, BN, WARPS
-    )
+        x_ring, w_ring, scale_ring, zero_ring, full, free, 0, STEPS, GROUPS, ZERO, TABLE, PAIR, STAGES, BM, BN, WARPS,
+        PAIR == 2,
+    )  # fmt: skip
     return (acc,)
 
 
