@@ -298,7 +298,8 @@ def check_vocabulary(size: int, source: ModelSource, target: Target, *, dummy: b
         if abs(size - wanted) > PADDING:
             raise _refuse(f"{source.path}: its vocabulary of {size} is not the model's, which has {wanted}")
         return
-    other = next((i for i, (one, two) in enumerate(zip(ours, theirs, strict=False)) if one != two), None)
+    both = zip(ours[: min(size, wanted)], theirs, strict=False)  # ids without a row are no words
+    other = next((i for i, (one, two) in enumerate(both) if one != two), None)
     if other is not None:
         raise _refuse(
             f"{source.path}: its tokenizer is not the model's (they differ from id {other} on); a draft model "

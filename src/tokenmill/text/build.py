@@ -36,7 +36,8 @@ WORDS_DIGITS_3 = f"{_ENDINGS}|{_LETTERS}|\\p{{N}}{{1,3}}|{_TAIL}"
 
 
 def from_sentencepiece(model: SentencePieceModel) -> Tokenizer:
-    """A tokenizer that segments as SentencePiece does; control pieces become special tokens."""
+    """A tokenizer that segments as SentencePiece does, for texts whose characters have been replaced (charsmap.py);
+    control pieces become special tokens."""
     if model.whitespace_suffix:
         raise ModelError("it treats white space as a suffix, which is not supported")
     if not model.cut_first:
@@ -127,31 +128,19 @@ def _late(model: SentencePieceModel) -> frozenset[str]:
     """The user-defined pieces that are looked for in normalised text. Found before, they would keep the mark from the
     beginning of a text, get one behind them and lose spaces beside them. And a run of spaces is only there after spaces
     have become marks, if they may stand in a row at all. A piece that itself does not outlast the steps stays out."""
-    replaced = normalizers.Sequence(_charsmap(model))
 
     def is_late(name: str) -> bool:
         if SPACE_MARK in name:
             return not (model.trim_spaces and set(name) == {SPACE_MARK})
-        edged = ((model.add_prefix and not model.first_only) or model.trim_spaces) and not model.cut_first
-        return edged and replaced.normalize_str(name) == name
+        return ((model.add_prefix and not model.first_only) or model.trim_spaces) and not model.cut_first
 
     wanted = frozenset(filter(is_late, _user_defined(model)))
     whole = _sentencepiece_normalizer(model, wanted)
     return frozenset(name for name in wanted if whole.normalize_str(name) == name)
 
 
-def _charsmap(model: SentencePieceModel) -> list[normalizers.Normalizer]:
-    """A model's own replacements. The library applies them to what a reader sees as one character, and of a line's two
-    ends it would drop one."""
-    if not model.charsmap:
-        return []
-    found = normalizers.Precompiled(model.charsmap)
-    first = [normalizers.Replace("\r", " ")] if found.normalize_str("\r") == " " else []
-    return [*first, found]
-
-
 def _sentencepiece_normalizer(model: SentencePieceModel, late: Collection[str]) -> normalizers.Normalizer:
-    steps = _charsmap(model)
+    steps: list[normalizers.Normalizer] = []
     if model.trim_spaces:  # spaces alone: other white space is text, and so is a typed mark, unless it comes last
         edges = rf"{START} |[ {SPACE_MARK}]+\z"
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(edges), "")]
@@ -165,8 +154,6 @@ def _prefix(model: SentencePieceModel, late: Collection[str]) -> normalizers.Nor
     names = sorted(late)
     if not names:
         return normalizers.Prepend(SPACE_MARK)
-    if model.charsmap:  # it may make spaces of marks
-        names += [name.replace(SPACE_MARK, " ") for name in names if SPACE_MARK in name]
     kept = "|".join(map(re.escape, names))
     return normalizers.Replace(Regex(rf"{EXCEPT}{kept})\z)(?=[\s\S])"), SPACE_MARK)
 

@@ -5,7 +5,9 @@ lets other threads run, typed text cannot become control tokens, decoding is exa
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -16,6 +18,7 @@ from typing import Any, final
 import tokenizers
 
 from tokenmill.core.errors import UserError
+from tokenmill.text.charsmap import CharsMap
 from tokenmill.text.inside_twin import inside_twin, later_twin
 from tokenmill.text.lone_pieces import LonePieces
 from tokenmill.text.pieces import encode_in_pieces, is_long
@@ -35,6 +38,7 @@ class TokenizerSettings:
     special_strings: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token, ...
     chat_template: str | dict[str, str] | None = None  # one template, or several by name
     split_special: bool = False  # control tokens in a text are ordinary text, whoever wrote it
+    charsmap: CharsMap | None = None  # what is replaced in a text, but in its added tokens
 
 
 @final
@@ -46,7 +50,7 @@ class Tokenizer:
         inner.no_padding()
         settings = settings or TokenizerSettings()
         inner.encode_special_tokens = settings.split_special
-        self.split_special = settings.split_special
+        self.split_special, self._charsmap = settings.split_special, settings.charsmap
         self.unheeded: tuple[str, ...] = ()
         """What the settings ask for and what is not done, in sentences for the log."""
         self._inner = inner
@@ -77,12 +81,15 @@ class Tokenizer:
             "chat_template": self.chat_template,
             "split_special": self.split_special,
             "eos_ids": list(self.eos_ids),
+            "charsmap": None if self._charsmap is None else base64.b64encode(self._charsmap.data).decode(),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Tokenizer:
         """The tokenizer whose `state` this is."""
-        settings = TokenizerSettings(state["special_strings"], state["chat_template"], state["split_special"])
+        said = state["charsmap"]
+        table = None if said is None else CharsMap(base64.b64decode(said))
+        settings = TokenizerSettings(state["special_strings"], state["chat_template"], state["split_special"], table)
         made = cls(tokenizers.Tokenizer.from_str(state["inner"]), settings)
         made.eos_ids = tuple(state["eos_ids"])
         return made
@@ -116,7 +123,7 @@ class Tokenizer:
 
     def encode_inside(self, text: str) -> list[int]:
         """Ids of a text that continues another one: nothing is put before it. Control tokens stay ordinary text."""
-        row = self._many(self._inside, [_well_formed(text)], False)[0]
+        row = self._many(self._inside, [self._read(text, special=False)], False)[0]
         return self._without_controls(row, framed=False)
 
     @cached_property
@@ -125,7 +132,7 @@ class Tokenizer:
 
     def encode_later(self, text: str, *, allow_special: bool = True) -> list[int]:
         """Ids of a text that follows a control token."""
-        row = self._rows(self._later[allow_special], [_well_formed(text)], False)[0]
+        row = self._rows(self._later[allow_special], [self._read(text, special=allow_special)], False)[0]
         return row if allow_special else self._without_controls(row, framed=False)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True) -> list[int]:
@@ -137,13 +144,27 @@ class Tokenizer:
     ) -> list[list[int]]:
         """encode() for several texts at once, on several cores. Long texts are encoded in pieces."""
         inner = self._inner if allow_special else self._plain
-        rows = self._rows(inner, [_well_formed(text) for text in texts], add_special_tokens)
+        read = [self._read(text, special=allow_special) for text in texts]
+        rows = self._rows(inner, read, add_special_tokens)
         return rows if allow_special else [self._without_controls(row, add_special_tokens) for row in rows]
+
+    def _read(self, text: str, *, special: bool) -> str:
+        """A text as the library may read it. special: control tokens in it are tokens, and stay as they are."""
+        text = _well_formed(text)
+        return text if self._charsmap is None else self._charsmap.apply(text, self._kept[special])
+
+    @cached_property
+    def _kept(self) -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
+        """What finds the added tokens in a text: those that people may type, and all."""
+        added = self._inner.get_added_tokens_decoder()
+        typed = [token.content for index, token in added.items() if index not in self.control_ids]
+        every = typed if self.split_special else [token.content for token in added.values()]
+        return _any_of(typed), _any_of(every)
 
     def _rows(self, inner: tokenizers.Tokenizer, texts: list[str], framed: bool) -> list[list[int]]:
         rows = self._many(inner, texts, framed)
         for place, text in enumerate(texts):
-            found = self._lone.find(text, lambda twice: _encoded(inner, [twice], False)[0])
+            found = self._lone.find(text, lambda more: _encoded(inner, [more], False)[0])
             if found is not None:
                 before, after = self.frame if framed else ((), ())
                 rows[place] = [*before, *found, *after]
@@ -258,6 +279,12 @@ def _well_formed(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+def _any_of(names: list[str]) -> re.Pattern[str] | None:
+    """Finds the longest of the names, as a group."""
+    longest_first = sorted(filter(None, names), key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
 
 
 def _cut_between(ids: list[int], added: frozenset[int]) -> list[list[int]]:

@@ -28,7 +28,10 @@ def tokenizer_metadata(folder: Path, size: int, ends: list[int]) -> tuple[dict[s
     """All `tokenizer.*` keys for a vocabulary of `size` tokens, and a sentence for the user where other readers may
     split some text differently. `ends`: further tokens that end an answer."""
     tokenizer = load_tokenizer(folder)
-    state = json.loads(tokenizer.state()["inner"])
+    plain = tokenizer.state()
+    state = json.loads(plain["inner"])
+    # A mark that settings name, and for which the model has no row, is no token of it.
+    state["added_tokens"] = [t for t in state["added_tokens"] if t["id"] < size or not t["special"]]
     model = state["model"]
     if model.get("type") != "BPE":
         raise ModelError(
@@ -42,6 +45,8 @@ def tokenizer_metadata(folder: Path, size: int, ends: list[int]) -> tuple[dict[s
         found["tokenizer.ggml.scores"] = [piece.score for piece in pieces]
         found["tokenizer.ggml.add_space_prefix"] = _adds_space(tokenizer)
         whole = not (folder / "tokenizer.model").exists()
+        if plain["charsmap"] is not None:
+            note = "the tokenizer replaces some characters first, which GGUF files do not hold: these get other tokens"
     else:
         name = _rule(state)
         whole = name is None
@@ -51,7 +56,7 @@ def tokenizer_metadata(folder: Path, size: int, ends: list[int]) -> tuple[dict[s
         found["tokenizer.ggml.merges"] = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
     found["tokenizer.ggml.tokens"] = [piece.text for piece in pieces]
     found["tokenizer.ggml.token_type"] = [int(piece.kind) for piece in pieces]
-    found.update(_special(tokenizer, ends))
+    found.update(_special(tokenizer, size, ends))
     if whole:
         found[HUGGING_FACE] = json.dumps(state, ensure_ascii=False)
     return found, note
@@ -115,11 +120,11 @@ def _adds_space(tokenizer: Tokenizer) -> bool:
     return bool(first) and (tokenizer.id_to_token(first[0]) or "").startswith("▁")
 
 
-def _special(tokenizer: Tokenizer, ends: list[int]) -> dict[str, Any]:
+def _special(tokenizer: Tokenizer, size: int, ends: list[int]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, key in _IDS.items():
         index = tokenizer.token_to_id(tokenizer.special_strings.get(name, ""))
-        if index is not None:
+        if index is not None and index < size:
             found[f"tokenizer.ggml.{key}_token_id"] = index
     further = [index for index in ends if index not in (found.get("tokenizer.ggml.eos_token_id"),)]
     for key, index in zip(("eot", "eom"), further, strict=False):

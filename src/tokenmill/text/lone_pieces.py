@@ -13,6 +13,8 @@ from tokenizers import Tokenizer, normalizers
 
 from tokenmill.text.build import EXCEPT
 
+_OTHER = "\ue000"
+"""A character that nobody uses, so that no piece and no replacement has it: a text with it is not one piece."""
 Encode = Callable[[str], list[int]]
 
 
@@ -36,8 +38,8 @@ class LonePieces:
         index = self._ids.get(self._normalizer.normalize_str(text))
         if index is None:
             return None
-        rows = (encode(2 * alone) for alone in (text, text.strip(" ")))  # spaces beside it may be trimmed
-        return next((row[:-1] for row in rows if row[-2:] == [index, index]), None)
+        rows = (encode(alone + _OTHER) for alone in (text, text.strip(" ")))  # spaces beside it may be trimmed
+        return next((row[: row.index(index) + 1] for row in rows if index in row), None)
 
 
 def _has_exception(state: dict[str, object]) -> bool:

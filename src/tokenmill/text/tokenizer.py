@@ -15,6 +15,7 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenmill.core.errors import MOST_SHOWN, ModelError, why
 from tokenmill.core.files import LOOK, open_regular, present, read_object, read_regular, told_by
 from tokenmill.text import build
+from tokenmill.text.charsmap import CharsMap
 from tokenmill.text.codec import Tokenizer, TokenizerSettings
 from tokenmill.text.patterns import check_patterns
 from tokenmill.text.rank_files import from_rank_file, from_tekken
@@ -43,9 +44,13 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise ModelError(f"{folder}: there is no such folder; give the folder that holds the model's tokenizer")
     config = _settings(folder / "tokenizer_config.json")
     strings = _special_strings(folder, config)
-    inner = _vocabulary(folder, config, strings)
+    table: list[CharsMap] = []
+    inner = _vocabulary(folder, config, strings, table)
     settings = TokenizerSettings(
-        strings, _chat_template(folder, config), _flag(folder, config, "split_special_tokens", False)
+        strings,
+        _chat_template(folder, config),
+        _flag(folder, config, "split_special_tokens", False),
+        table[0] if table else None,
     )
     try:
         made = Tokenizer(inner, settings)
@@ -58,7 +63,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return made
 
 
-def _vocabulary(folder: Path, config: dict[str, Any], strings: dict[str, str]) -> tokenizers.Tokenizer:
+def _vocabulary(
+    folder: Path, config: dict[str, Any], strings: dict[str, str], table: list[CharsMap]
+) -> tokenizers.Tokenizer:
+    """The vocabulary in the form of the library. `strings` gets the names of special tokens that its file tells, and
+    `table` what the file replaces before."""
     if present(path := folder / "tokenizer.json"):
         inner = _guarded(path, _native, MAX_TOKENIZER_BYTES)
         _add_tokens(inner, folder, config, strings, whole=True)
@@ -66,7 +75,7 @@ def _vocabulary(folder: Path, config: dict[str, Any], strings: dict[str, str]) -
         return inner
     if present(path := folder / "tokenizer.model"):
         if not _is_rank_file(path):
-            return _sentencepiece(path, config, strings)
+            return _sentencepiece(path, config, strings, table)
         inner = _guarded(path, lambda data: from_rank_file(data, path.name, config))
     elif present(path := folder / "tekken.json"):
         inner, named = _guarded(path, from_tekken, MAX_TOKENIZER_BYTES)
@@ -122,8 +131,12 @@ def _native(data: bytes) -> tokenizers.Tokenizer:
     return inner
 
 
-def _sentencepiece(path: Path, config: dict[str, Any], strings: dict[str, str]) -> tokenizers.Tokenizer:
+def _sentencepiece(
+    path: Path, config: dict[str, Any], strings: dict[str, str], table: list[CharsMap]
+) -> tokenizers.Tokenizer:
     model = _guarded(path, read_sentencepiece)
+    if model.charsmap:
+        table.append(_guarded(path, lambda _: CharsMap(model.charsmap)))
     model.add_prefix = _flag(path.parent, config, "add_prefix_space", model.add_prefix)
     model.first_only = not _flag(path.parent, config, "legacy", True)
     inner = _guarded(path, lambda _: build.from_sentencepiece(model))

@@ -28,6 +28,7 @@ from tokenmill.quant import importance
 from tokenmill.quant.gguf_rounding import ENCODERS
 from tokenmill.quantize.gguf_export import FILE_TYPES, export
 from tokenmill.testing.tiny import make_tiny
+from tokenmill.text.gguf import tokenizer_from_gguf
 from tokenmill.text.tokenizer import load_tokenizer
 
 SMALL = {"kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 4, "max_model_len": 512}
@@ -240,6 +241,18 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError, match="are free there"):
         export(tiny, target, "q8_0")
     assert list(target.parent.iterdir()) == []
+
+
+def test_a_mark_without_a_row_is_left_out(tmp_path: Path) -> None:
+    """Settings may name marks that the model does not have."""
+    tiny = make_tiny(tmp_path / "tiny")
+    settings = json.loads((tiny / "tokenizer_config.json").read_text())
+    (tiny / "tokenizer_config.json").write_text(json.dumps({**settings, "pad_token": "<nowhere>"}))
+    export(tiny, tmp_path / "model.gguf", "q8_0")
+    found = open_gguf(tmp_path / "model.gguf").metadata
+    assert len(found["tokenizer.ggml.tokens"]) == 320 and "tokenizer.ggml.padding_token_id" not in found
+    again = tokenizer_from_gguf(found, "model.gguf")
+    assert again.token_to_id("<nowhere>") is None and again.encode("flour") == load_tokenizer(tiny).encode("flour")
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:

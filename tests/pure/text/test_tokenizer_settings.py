@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 
 from tokenmill.core.errors import ModelError
 from tokenmill.text import build
+from tokenmill.text.charsmap import CharsMap
 from tokenmill.text.codec import Tokenizer
 from tokenmill.text.guard import ControlGuard
 from tokenmill.text.tokenizer import load_tokenizer
@@ -78,6 +80,55 @@ def test_settings_say_which_tokens_are_special(
     assert [index for index in found if index >= END] == ids and ours.special_ids == special
     assert ours.decode(found, skip_special_tokens=False) == "<end><x><new><absent>"
     assert not special & {*ours.encode("<end><x>", allow_special=False)}
+
+
+MARKED = [
+    *("e\u0301", "A\u0300\u0301", "\uff21\u0308", "\u1112\u1161\u11ab", "\u304b\u3099", "\u0915\u094d\u200d\u0937"),
+    *(
+        "\u0928\u092e\u200c\u0938",
+        "\U0001f469\u200d\U0001f467",
+        "\r\n",
+        "\u200b",
+        "\ufb01",
+        "\u2167",
+        "\u3000",
+        "\u00bd",
+    ),
+]
+"""Marks that belong to a letter and marks that do not, joiners, and what becomes several characters, or none."""
+
+
+@pytest.mark.parametrize("norm", ["nmt_nfkc", "nfkc", "nfkc_cf", "nmt_nfkc_cf"])
+def test_characters_are_replaced_as_in_sentencepiece(norm: str) -> None:
+    made = trained(normalization_rule_name=norm, add_dummy_prefix=False, remove_extra_whitespaces=False)
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=made)
+    table = CharsMap(sentencepiece_model_pb2.ModelProto.FromString(made).normalizer_spec.precompiled_charsmap)
+    dice = random.Random(5)
+    for _ in range(3000):
+        parts = [dice.choice(MARKED) if dice.random() < 0.5 else chr(dice.randrange(0x20, 0x3400)) for _ in range(6)]
+        text = "".join([*parts, dice.choice(["", "a", "Zebra "])])
+        assert table.apply(text).replace(" ", "▁") == theirs.normalize(text).replace(" ", "▁"), ascii(text)
+    for damaged in (b"", b"abc", b"\0\0\0\0abcd", b"\xff\xff\xff\xff", table.data[:9]):
+        with pytest.raises(ModelError, match="damaged"):
+            CharsMap(damaged)
+
+
+@pytest.mark.parametrize("norm", ["nmt_nfkc", "nfkc_cf", "identity"])
+@pytest.mark.parametrize("prefix", [True, False])
+def test_marks_and_pieces_that_overlap_are_read_as_in_sentencepiece(norm: str, prefix: bool, tmp_path: Path) -> None:
+    """A piece of the model's maker stays as it is, even if its characters would be replaced; the longest counts."""
+    own = ["ab", "abc", "bcd", "b", "\u2167", "\ufb01", "x\u200dy", "q", "qq"]
+    made = trained(model_type="bpe", normalization_rule_name=norm, add_dummy_prefix=prefix, user_defined_symbols=own)
+    (tmp_path / "tokenizer.model").write_bytes(made)
+    ours, theirs = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=made)
+    again, dice = Tokenizer.from_state(ours.state()), random.Random(7)
+    for _ in range(400):
+        text = "".join(dice.choice([*MARKED, *own, "d", " ", "the ", "<s>"]) for _ in range(dice.randint(1, 5)))
+        wanted = theirs.encode(text)
+        for tokenizer in (ours, again):
+            assert tokenizer.encode(text, add_special_tokens=False, allow_special=False) == wanted, ascii(text)
+    assert ours.encode("\uff21<s>\u2167", add_special_tokens=False).count(1) == 1
+    assert ours.encode_inside("e\u0301") == ours.encode_inside("\u00e9") or norm == "identity"
 
 
 def test_tokens_that_only_settings_name_get_transformers_ids(tmp_path: Path) -> None:
