@@ -285,14 +285,28 @@ def compiled(kernel: Kernel) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(found.asm["cubin"])
         file.flush()
-        text = subprocess.run([_tool(), "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        text = _shown(file.name, "-res-usage")
+        waits = "wgmma" in found.asm["ptx"] and _waits(found.asm["ptx"], _shown(file.name, "-sass"))
     usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
     lowered = re.search(r"\.maxntid (\d+)|\.reqntid (\d+)", found.asm["ptx"])
     threads = int(next(filter(None, lowered.groups()))) if lowered else 32 * found.metadata.num_warps
     return {
         "shared": found.metadata.shared, "registers": usage["REG"], "threads": threads,
-        "spilled": max(usage["STACK"], usage["LOCAL"]),
+        "spilled": max(usage["STACK"], usage["LOCAL"]), "waits": waits,
     }  # fmt: skip
+
+
+def _waits(ptx: str, sass: str) -> bool:
+    """Did ptxas put a wait behind products of tensor cores of which the kernel asks for several at once? (It does where
+    it cannot follow their operands' registers, and says nothing.)"""
+    products = [line for line in sass.splitlines() if "GMMA" in line]
+    ends = sum("gsb0" in line for line in products)
+    asked, wanted = ptx.count("wgmma.mma_async"), ptx.count("wgmma.commit_group")
+    return ends * asked > 1.5 * wanted * len(products)
+
+
+def _shown(file: str, what: str) -> str:
+    return subprocess.run([_tool(), what, file], capture_output=True, text=True, check=True).stdout
 
 
 def _tool() -> str:
@@ -315,6 +329,8 @@ def compile_all(standin: Standin, room: int, only: list[str], ready: set[tuple[A
             continue
         if usage["shared"] > room or usage["registers"] * usage["threads"] > 1 << 16:
             standin.problem(f"{kernel.name} does not fit: {usage} {kernel.known()}")
+        if usage["waits"]:
+            standin.problem(f"{kernel.name}: its products wait for each other {kernel.known()}")
         made.append({"name": kernel.name, "grid": kernel.grid, "late": place not in ready, **usage})
         spilled = f", {usage['spilled']} bytes spilled" if usage["spilled"] else ""
         print(f"  {kernel.name:28} {usage['shared']:6} bytes shared, {usage['registers']:3} registers x "

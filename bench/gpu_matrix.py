@@ -162,6 +162,8 @@ def run_cell(cell: Cell, seen: dict[str, str], each: int) -> Iterator[dict[str, 
         line: dict[str, Any] = {"kernel": place, "name": kernel.name, "device": cell.device}
         try:
             line |= compiled(kernel)
+            if line.pop("waits"):
+                line["problem"] = f"products wait for each other: {kernel.known()}"
             if line["shared"] > room or line["registers"] * line["threads"] > 1 << 16:
                 line["problem"] = f"does not fit: {kernel.known()}"
         except Exception as error:
