@@ -26,7 +26,7 @@ from tokenmill.quant.dense import DenseWeight
 from tokenmill.quantize import folds
 from tokenmill.quantize.forward import Note, forward_each, forward_in_parts
 from tokenmill.quantize.inputs import Inputs
-from tokenmill.quantize.watched_weights import InputRecord, WatchingBuild
+from tokenmill.quantize.watched_weights import InputRecord, WatchingBuild, WatchingKernels
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _SAME = 1e-3
@@ -137,9 +137,8 @@ class Stream:
         mine = [name for name in seen.built if name in chosen]
         weights = {name: widened(self.ckpt.tensor(name), name, self.device) for name in mine}
         fine: list[Tensor] = []
-        forward_each(
-            model, self.x, self.kernels, self.device, lambda _, states: fine.append(torch.isfinite(states).all())
-        )
+        kernels: Any = WatchingKernels(self.kernels, seen)
+        forward_each(model, self.x, kernels, self.device, lambda _, states: fine.append(torch.isfinite(states).all()))
         _check_finite(fine, index)
         missed = [name for name in mine if name not in seen.inputs]
         found = folds.find_folds(seen.fed, set(mine) - set(missed), self.ckpt.has)

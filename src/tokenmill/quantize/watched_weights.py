@@ -29,6 +29,43 @@ class InputRecord:
     wanted: frozenset[str] = frozenset()
     make: Callable[[int, torch.device], Inputs | Squares] = Inputs
 
+    def note(self, names: tuple[str, ...], x: Tensor, norm: NormSpec | None) -> None:
+        """Add the input x [T, columns] of the weights `names`, which this norm may have made."""
+        found = self.norms.get(id(norm)) if norm is not None else None
+        if found is not None:
+            self.fed.setdefault(found[1], set()).update(names)
+        wanted = [name for name in names if name in self.wanted]
+        if not wanted:
+            return
+        sums = self.inputs.get(wanted[0])
+        if sums is None:
+            sums = self.make(x.shape[1], x.device)
+            self.inputs.update(dict.fromkeys(wanted, sums))
+        sums.add(x)
+
+
+_ABSORBED = {"kv_a_layernorm.weight": "kv_b_proj.weight"}
+"""Norms, and the weights that multiply what they give, but which models merge into other matrices."""
+
+
+class WatchingKernels:
+    """Kernels that record the inputs of absorbed weights."""
+
+    def __init__(self, inner: Kernels, seen: InputRecord) -> None:
+        self.inner, self.seen = inner, seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def norm(self, x: Tensor, spec: NormSpec, *more: Any, **how: Any) -> Tensor:
+        """As the inner kernels."""
+        y = self.inner.norm(x, spec, *more, **how)
+        found = self.seen.norms.get(id(spec))
+        stem, _, last = found[1].weight.rpartition(".self_attn.") if found is not None else ("", "", "")
+        if last in _ABSORBED:
+            self.seen.note((f"{stem}.self_attn.{_ABSORBED[last]}",), y, spec)
+        return y
+
 
 class WatchedWeight(WeightBase):
     """A weight with the names of its parts. Its products record their input."""
@@ -54,22 +91,9 @@ class WatchedWeight(WeightBase):
     ) -> Tensor:
         """As the inner weight."""
         x = x if norm is None else ctx.kernels.norm(x, norm)
-        self._note(x, norm)
+        self.seen.note(self.names, x, norm)
         y: Tensor = self.inner.matmul(x, ctx, act=act, residual=residual, delta=delta)
         return y
-
-    def _note(self, x: Tensor, norm: NormSpec | None) -> None:
-        found = self.seen.norms.get(id(norm)) if norm is not None else None
-        if found is not None:
-            self.seen.fed.setdefault(found[1], set()).update(self.names)
-        wanted = [name for name in self.names if name in self.seen.wanted]
-        if not wanted:
-            return
-        sums = self.seen.inputs.get(wanted[0])
-        if sums is None:
-            sums = self.seen.make(x.shape[1], x.device)
-            self.seen.inputs.update(dict.fromkeys(wanted, sums))
-        sums.add(x)
 
     def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, in] -> [T, out]."""

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DeepseekV2Config
 
-from tokenmill.checkpoint.folder import open_checkpoint
+from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.core.errors import ModelError
 from tokenmill.quant.convert import Recipe as PlainRecipe
 from tokenmill.quant.convert import convert
@@ -27,6 +27,7 @@ from tokenmill.quantize.gguf_export import _type, export
 from tokenmill.quantize.gguf_importance import measure
 from tokenmill.quantize.gptq import factor, gptq
 from tokenmill.quantize.inputs import Inputs
+from tokenmill.quantize.layer_stream import Stream
 from tokenmill.quantize.quantize_model import QuantizeJob, quantize_model
 from tokenmill.quantize.recipes import Recipe, complete_recipe
 from tokenmill.testing.tiny import make_tiny
@@ -116,6 +117,30 @@ def test_factors_are_of_the_inverse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.linalg, "cholesky", full)
     with pytest.raises(torch.OutOfMemoryError):
         factor(hessian, 0.01)
+
+
+def test_matrices_that_models_absorb_are_seen(tmp_path: Path) -> None:
+    """Latent attention never multiplies by kv_b_proj. Its inputs are what its norm gives, as Transformers says."""
+    config = DeepseekV2Config(
+        vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=4, kv_lora_rank=32, q_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8,
+        v_head_dim=16, first_k_dense_replace=1, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+        n_group=1, topk_group=1, head_dim=8,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    tokens, wanted = torch.arange(64).view(2, 32), []
+    attention = model.model.layers[0].self_attn
+    attention.kv_b_proj.register_forward_hook(lambda module, given, made: wanted.append(given[0].flatten(0, -2)))
+    with torch.no_grad():
+        model(tokens)
+    ckpt = open_checkpoint(tmp_path)
+    chosen = {name for name in ckpt.names() if name.endswith("_proj.weight")}
+    layer = Stream(read_config(tmp_path), ckpt, "cpu", tokens).calibrate(0, chosen)
+    found = layer.inputs["model.layers.0.self_attn.kv_b_proj.weight"]
+    assert not layer.missed and found.count == 64
+    assert torch.allclose(found.hessian, wanted[0].T @ wanted[0], atol=1e-3)
+    assert ("model.layers.0.self_attn.kv_b_proj.weight",) in [fold.consumers for fold in layer.folds]
 
 
 def damaged(source: Path, target: Path, name: str, bad: float) -> Path:
