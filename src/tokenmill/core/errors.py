@@ -73,7 +73,7 @@ class ContextError(TooLargeError):
         self.context, self.prompt, self.new = context, prompt, new
         if new is None:
             least = "" if exact else "at least "
-            why = f"the prompt has {least}{prompt} tokens, and its answer needs one: shorten it"
+            why = f"the prompt has {least}{prompt} tokens, and at most {context - 1} fit: shorten it"
         else:
             why = (
                 f"{prompt + new} tokens were asked for ({prompt} in the prompt, {new} for the answer): shorten the "

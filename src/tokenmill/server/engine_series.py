@@ -17,13 +17,20 @@ from tokenmill.measure.devices import Device, recognise
 from tokenmill.server.backend import Backend, EngineStats
 
 _BY_LABEL = {
-    "vllm:num_requests_waiting_by_reason": ("reason", {"capacity": "waiting", "deferred": ""}, GaugeMetricFamily),
+    "vllm:num_requests_waiting_by_reason": (
+        "Outputs that wait for the batch.",
+        "reason",
+        {"capacity": "waiting", "deferred": ""},
+        GaugeMetricFamily,
+    ),
     "vllm:prompt_tokens_by_source": (
+        "Prompt tokens computed, or found in a cache.",
         "source",
         {"local_compute": "prompt_tokens", "local_cache_hit": "cached_tokens", "external_kv_transfer": ""},
         CounterMetricFamily,
     ),
     "vllm:engine_sleep_state": (
+        "1: the engine is in this state.",
         "sleep_state",
         {"awake": "awake", "weights_offloaded": "offloaded", "discard_all": "discarded"},
         GaugeMetricFamily,
@@ -59,8 +66,8 @@ class EngineSeries:
                 for number, stats in enumerate(engines):
                     made.add_metric([self.model, str(number)], _value(stats, field))
                 yield made
-        for name, (label, parts, kind) in _BY_LABEL.items():
-            made = kind(name, name, labels=[*labels, label])
+        for name, (text, label, parts, kind) in _BY_LABEL.items():
+            made = kind(name, text, labels=[*labels, label])
             for number, stats in enumerate(engines):
                 for part, field in parts.items():
                     made.add_metric([self.model, str(number), part], _value(stats, field))

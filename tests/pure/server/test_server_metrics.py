@@ -128,6 +128,12 @@ async def test_a_token_that_nobody_sees_is_no_output(path: str, body: dict[str, 
     )
 
 
+async def test_every_series_says_what_it_is(start: Starter) -> None:
+    text = (await (await start()).client.get("/metrics")).text
+    helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.M))
+    assert len(helps) > 60 and not [name for name, said in helps.items() if said in (name, name.removesuffix("_total"))]
+
+
 async def test_drafts_count_by_place_over_all_lives(start: Starter) -> None:
     engine = (await start()).fake.fleet.engines[0]
     engine.before = EngineStats(drafts=2, drafted=6, accepted=3, accepted_at=[2, 1, 0])

@@ -48,6 +48,7 @@ async def test_every_api_says_it_in_its_form(start: Starter, path: str, text: st
     for more in ({}, {"stream": True}) if path.startswith(("/v1/c", "/v1/resp", "/v1/m", "/api/chat")) else ({},):
         answer = await served.post(path, bodies(text)[path] | more)
         assert answer.status_code == 400 and WORDS in answer.text, answer.text
+        assert f"at most {CONTEXT - 1} fit" in answer.text  # also where the answer is a vector
         error = answer.json()["error"]
         if path.startswith(("/api/", "/generate", "/v2/")):
             assert isinstance(error, str)
