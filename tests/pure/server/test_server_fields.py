@@ -170,6 +170,11 @@ def test_every_refused_name_is_refused_unless_it_asks_for_nothing(name: str) -> 
             assert caught.value.param == field
 
 
+def test_options_of_a_search_ask_for_it_even_without_any() -> None:
+    with pytest.raises(ParameterError, match="web_search_options is not supported"):
+        judge_names({"web_search_options": {}}, RULES["openai.ChatRequest"], Unknown())
+
+
 def test_neutral_values_are_of_one_kind() -> None:
     assert Refusal("", (0,)).asks(True) and not Refusal("", (0,)).asks(0.0) and not Refusal("", (0,)).asks(False)
     assert Refusal("", (1,)).asks(True) and not Refusal("", (1,)).asks(1.0)

@@ -135,9 +135,11 @@ _NO_PLACE = _refuse(
 )
 _SUFFIX = _refuse("this model's format cannot take text after a gap", "suffix")
 _PARTIAL = _refuse("use continue_final_message", "prefix", "partial")
-_SERVER_TOOLS = _refuse(
-    "there are no tools that run on the server", "web_search_options", "mcp_servers", "container", "max_tool_calls"
-)
+_NO_TOOLS = "there are no tools that run on the server"
+_SERVER_TOOLS = {
+    **_refuse(_NO_TOOLS, "mcp_servers", "container", "max_tool_calls"),
+    **_loud(_NO_TOOLS, "web_search_options"),  # {} asks for a search
+}
 _TOOL = _refuse("every tool is shown to the model at once", "defer_loading")
 
 REFUSED: dict[str, Refusals] = {
