@@ -252,6 +252,9 @@ class Kernels(RoundsLines, Protocol):
     state_dtype: str
     """The type in which recurrent layers' matrices are kept between steps."""
 
+    rounds_at_once: int
+    """How many numbers of neighbouring matrices are rounded together at load; 0: a matrix by itself."""
+
     waits: int
     """How often operations have waited for the device so far; steps that wait cannot be recorded."""
 

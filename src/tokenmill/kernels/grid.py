@@ -119,15 +119,19 @@ def quantise(weight: Tensor, bits: int, group: int = 32) -> tuple[Tensor, Tensor
     return q.view(rows, -1)[:, :columns].contiguous(), scales[..., 0]
 
 
-def beyond_half(weight: Tensor, scales: Tensor, bits: int) -> bool:
-    """Would float16 scales spoil this matrix, because some are too large for it, or all so small that its steps lose
-    more than rounding to 8 bits does? (Integers would hide that numbers are NaN.)"""
+def beyond_half(weight: Tensor, scales: Tensor, bits: int, parts: int = 1) -> bool:
+    """Would float16 scales spoil this matrix, or one of so many equal parts of its rows, because some are too large for
+    it, or all so small that its steps lose more than rounding to 8 bits does? (Integers would hide that numbers are
+    NaN.)"""
     if weight.device.type == "meta" or not weight.numel():
         return False
-    least, most = (float(x) for x in weight.aminmax())
-    if not (math.isfinite(least) and math.isfinite(most)):
-        return True
-    return not bool(scales.isfinite().all()) or 0.0 < max(-least, most) / -LOWEST[bits] < SMALLEST_HALF / 8
+    least, most = weight.aminmax() if parts == 1 else torch.aminmax(weight.reshape(parts, -1), dim=1)
+    largest = scales.reshape(parts, -1).abs().amax(1)
+    found = torch.stack([each.float().reshape(parts) for each in (least, most, largest)], 1)
+    return any(
+        not all(math.isfinite(x) for x in part) or 0.0 < max(-part[0], part[1]) / -LOWEST[bits] < SMALLEST_HALF / 8
+        for part in found.tolist()
+    )
 
 
 def widen(q: Tensor, scales: Tensor) -> Tensor:

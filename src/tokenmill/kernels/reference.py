@@ -53,6 +53,7 @@ class ReferenceKernels:
         self.chooses = False
         self.records = False
         self.trees = True
+        self.rounds_at_once = 0
 
     def counters(self) -> dict[str, dict[str, int]]:
         """{op: {"calls": n, "fallbacks": m}} since the start."""

@@ -7,7 +7,7 @@ Knows nothing of families: the names come from the models.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from tokenmill.quant.detect import (
     load_weight,
     numbers,
 )
+from tokenmill.quant.grid import settle_all
 from tokenmill.quant.schemes import head_scheme
 
 _IGNORABLE = re.compile(
@@ -220,7 +221,13 @@ class Build:
 
     def settled(self, weight: Weight) -> Weight:
         """A weight in its final form: every layer passes its weights through here."""
-        weight = weight.settle(self.kernels)
+        return self._booked(weight.settle(self.kernels))
+
+    def settled_all(self, weights: Sequence[Weight]) -> list[Weight]:
+        """Weights that go one way, in their final form."""
+        return [self._booked(weight) for weight in settle_all(weights, self.kernels)]
+
+    def _booked(self, weight: Weight) -> Weight:
         self.book.weight_bytes += weight.bytes()
         for part in getattr(weight, "parts", [weight]):
             self.book.changed.update(getattr(part, "changed", ()))

@@ -69,7 +69,7 @@ class Chosen:
             self.first = self.placed.first
             b.book.placed.append(self)
         for part in weights:
-            part[:] = [b.settled(w) for w in part]
+            part[:] = b.settled_all(part)
 
     def pack(self, b: Build, mixture: Mixture) -> None:
         """Let the backend take the weights of this mixture. An exact group needs them one by one."""

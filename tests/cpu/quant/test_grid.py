@@ -9,10 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenmill.compute.forward import Weight
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.kernels import ReferenceKernels, make_kernels
 from tokenmill.kernels.grid import quantise, widen
-from tokenmill.quant.grid import GridWeight, Unrounded
+from tokenmill.quant.dense import DenseWeight
+from tokenmill.quant.grid import GridWeight, Unrounded, settle_all
 from tokenmill.testing.tiny import make_tiny
 
 
@@ -68,7 +70,7 @@ def test_join_split_take() -> None:
     assert torch.equal(joined.split(0, 1, 2).dense(), joined.dense()[5:])
     assert torch.equal(joined.split(1, 1, 2).dense(), joined.dense()[:, 64:])
     assert torch.equal(joined.take(torch.tensor([3, 1])).dense(), joined.dense()[[3, 1]])
-    with pytest.raises(ModelError, match="Groups of 32"):
+    with pytest.raises(ModelError, match="groups of 32"):
         joined.split(1, 1, 8)
 
 
@@ -82,6 +84,48 @@ def test_rounded_when_settled(backend: ReferenceKernels) -> None:
     want = grid(torch.cat([a, b])).dense()
     assert isinstance(settled, GridWeight) and torch.equal(settled.dense(), want)
     assert settled.bytes() < 128 * 64  # 4.5 bits a weight, not 32
+
+
+@pytest.mark.parametrize("backend", [ReferenceKernels(), make_kernels("cpu")], ids=["reference", "native"])
+@pytest.mark.parametrize(("bits", "group"), [(8, 0), (4, 32), (4, 64)])
+@pytest.mark.parametrize("odd", ["", "tiny", "nan", "bias", "shape", "kind"])
+def test_neighbours_rounded_together_are_as_by_themselves(
+    backend: ReferenceKernels, bits: int, group: int, odd: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one of them cannot be rounded, or is of another kind, too."""
+    torch.manual_seed(4)
+    dense = [torch.randn(24, 64) for _ in range(7)]
+    dense[4] *= 1e-12 if odd == "tiny" else 1.0
+    dense[4][3, 5] = float("nan") if odd == "nan" else 0.5
+    dense[5] = torch.randn(16, 64) if odd == "shape" else dense[5]
+    bias = torch.randn(24) if odd == "bias" else None
+
+    def made() -> list[Weight]:
+        found: list[Weight] = [
+            Unrounded(each.clone(), bias if i == 2 else None, bits, group) for i, each in enumerate(dense)
+        ]
+        if odd == "kind":
+            found[3] = DenseWeight(dense[3].clone())
+        return found
+
+    alone = [one.settle(backend) for one in made()]
+    calls: list[int] = []
+    real = type(backend).quantise
+
+    def quantise(self: ReferenceKernels, weight: torch.Tensor, bits: int, group: int = 0) -> object:
+        calls.append(len(weight))
+        return real(self, weight, bits, group)
+
+    monkeypatch.setattr(type(backend), "quantise", quantise)
+    monkeypatch.setattr(backend, "rounds_at_once", 3 * 24 * 64)
+    given = made()
+    together = settle_all(given, backend)
+    assert calls[0] == (24 if odd == "bias" else 72)
+    for one, other in zip(alone, together, strict=True):
+        assert type(one) is type(other) and one.shape == other.shape
+        torch.testing.assert_close(other.dense(), one.dense(), rtol=0, atol=0, equal_nan=True)
+        assert (one.bias is None) == (other.bias is None)  # type: ignore[attr-defined]
+    assert not any(isinstance(each, Unrounded) and each.table is not None for each in given if each not in together)
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
@@ -99,7 +143,7 @@ def test_whole_model(tmp_path: Path, scheme: str, kernels: str) -> None:
             crowd = llm.generate([prompt, {"prompt_token_ids": [9, 8, 7]}], params, use_tqdm=False)[0]
         assert alone.outputs[0].logprobs == crowd.outputs[0].logprobs
         assert alone.prompt_logprobs is not None
-        scores[quantization] = torch.tensor([next(iter(d.values())).logprob for d in alone.prompt_logprobs[1:]])
+        scores[quantization] = torch.tensor([next(iter(d.values())).logprob for d in alone.prompt_logprobs[1:] if d])
     difference = (scores[None] - scores[scheme]).abs()
     assert 0 < difference.max() < (0.2 if scheme == "int8" else 3.0)
 

@@ -71,6 +71,7 @@ class TritonKernels(ProductKernels):
             torch.cuda.set_device(device)  # Triton launches on the current device
         super().__init__(steady=steady, without=without, cache=cache, pruned=pruned)
         self.trees = self.chooses = True
+        self.rounds_at_once = 1 << 25
         self._stepping = Stepping(self.launch, cascade="cascade" not in without)
         self._moved: dict[int, Parts] = {}
         self._copied: dict[int, tuple[Sequence[tuple[Tensor, Tensor]], RowTable]] = {}
