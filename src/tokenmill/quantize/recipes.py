@@ -207,7 +207,7 @@ def calibrates(recipe: Recipe) -> bool:
 def columns(recipe: Recipe) -> int:
     """A weight's columns must be a multiple of this."""
     if recipe.method in sparse_methods.METHODS:
-        return math.lcm(sparse_methods.parse_sparsity(recipe.sparsity).of or 1, 8)
+        return sparse_methods.parse_sparsity(recipe.sparsity).of or 1
     return recipe.group if recipe.method in INTEGERS else _COLUMNS.get(recipe.method, 1)
 
 

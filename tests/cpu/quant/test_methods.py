@@ -394,7 +394,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "text": (["--method", "gptq", "--calibration", "/nowhere/x"], "cannot be read"),
     "gguf": (["--method", "gptq", "--format", "gguf-q4_k"], "goes with --format"),
     "sparsity": (["--method", "wanda", "--sparsity", "4:2"], "use n:m like 2:4"),
-    "neighbours": (["--method", "magnitude", "--sparsity", "1:3"], "whole groups of 24 columns"),
+    "neighbours": (["--method", "magnitude", "--sparsity", "1:3"], "whole groups of 3 columns"),
     "no number": (["--method", "rtn", "--bits", "nan"], "use a number from 2 to 8"),
     "bits without effect": (["--method", "fp8", "--bits", "3"], "--bits has no effect with --method fp8"),
     "group without effect": (["--method", "wanda", "--group-size", "32"], "--group-size has no effect"),

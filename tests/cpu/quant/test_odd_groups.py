@@ -22,6 +22,8 @@ from parity import DictCheckpoint
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import make_kernels
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight
+from tokenmill.quantize import recipes
+from tokenmill.quantize.recipes import Recipe, complete_recipe
 
 OUT = 32
 
@@ -110,6 +112,15 @@ def test_parts_of_few_rows(rows: int, bits: int, parts: int) -> None:
             request = WeightRequest("w", (rows, 96), share=(0, part, parts))
             found = load_weight(named, request, torch.float32, forms.CPU, None, how).dense()
             assert torch.allclose(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["plain", "compressed-tensors"])
+def test_rows_of_any_length_are_pruned(form: str) -> None:
+    recipe = complete_recipe(Recipe("magnitude", form=form, sparsity="0.5"))
+    assert recipes.columns(recipe) == 1
+    held = recipes.hold(recipe, torch.randn(6, 20, generator=torch.Generator().manual_seed(0)), 16, None, torch.float32)
+    found = forms.read(held.tensors, None, (6, 20)).dense()
+    assert torch.equal(found, held.dense) and bool(((found != 0).sum(1) == 10).all())
 
 
 def test_rows_of_which_each_is_one_group() -> None:
