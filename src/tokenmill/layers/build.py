@@ -20,6 +20,7 @@ from tokenmill.compute.model import Checkpoint, Group
 from tokenmill.core.errors import ModelError
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.parallel.stages import Place, weigh
+from tokenmill.quant.at_load import settle_all
 from tokenmill.quant.dense import check_real
 from tokenmill.quant.detect import (
     Share,
@@ -31,7 +32,6 @@ from tokenmill.quant.detect import (
     load_weight,
     numbers,
 )
-from tokenmill.quant.grid import settle_all
 from tokenmill.quant.schemes import head_scheme
 
 _IGNORABLE = re.compile(

@@ -14,10 +14,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tokenmill.compute.forward import Kernels, StoredMatrix, Weight
+from tokenmill.compute.forward import Kernels, StoredMatrix
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UnevenError, shown
 from tokenmill.kernels.fp8 import BLOCK, FP8, LARGEST, round_rows, widen
+from tokenmill.quant.at_load import RoundedAtLoad
 from tokenmill.quant.base import check_range, known
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.grid import Unrounded
@@ -120,14 +121,12 @@ class Fp8Weight(PackedWeight):
         return type(self)(data, scales, self.dtype, bias, blocks=self.blocks)
 
 
-class UnroundedFp8(DenseWeight):
-    """A dense matrix that is rounded when it settles, so that weights are joined first and rounded once."""
+class UnroundedFp8(RoundedAtLoad):
+    """Rounded row by row."""
 
-    def settle(self, kernels: Kernels) -> Weight:
-        """The rounded weight, in the backend's form."""
-        data, scales = round_rows(self.dense())
-        self.table = None
-        return Fp8Weight(data, scales, self.dtype, self.bias).settle(kernels)
+    def rounded(self, kernels: Kernels, parts: int) -> Fp8Weight:
+        """A row's scale is float32, so every matrix can be rounded."""
+        return Fp8Weight(*round_rows(self.dense()), self.dtype, self.bias)
 
 
 def check(config: Mapping[str, Any]) -> None:

@@ -9,7 +9,6 @@ Must not know: checkpoints, layers, instruction sets. After settling, only the b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -19,6 +18,7 @@ from tokenmill.compute.forward import Kernels, StoredMatrix, Weight
 from tokenmill.core.errors import UnevenError
 from tokenmill.kernels.grid import ACTIVATION_GROUP, beyond_half, group_width, widen
 from tokenmill.quant.affine import AffineWeight
+from tokenmill.quant.at_load import RoundedAtLoad
 from tokenmill.quant.base import known
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.packed import PackedWeight, joined_bias
@@ -191,9 +191,8 @@ class GridWeight(PackedWeight):
         return made
 
 
-class Unrounded(DenseWeight):
-    """A dense matrix that is rounded when it settles. It is joined and split before that, so that no group straddles
-    two parts."""
+class Unrounded(RoundedAtLoad):
+    """No group straddles two parts of what is joined before it is rounded."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None = None, bits: int = 8, group: int = 0, rounds_inputs: bool = False
@@ -202,27 +201,8 @@ class Unrounded(DenseWeight):
         super().__init__(weight, bias)
         self.bits, self.group, self.rounds_inputs = bits, group, rounds_inputs
 
-    def settle(self, kernels: Kernels) -> Weight:
-        """The rounded weight, in the backend's form; or as it is, if half precision cannot hold its scales."""
-        grid = self._rounded(kernels, 1)
-        if grid is None:
-            return super().settle(kernels)
-        self.table = None
-        return grid.settle(kernels)
-
-    def rounded_with(self, others: list[Self], kernels: Kernels) -> list[GridWeight] | None:
-        """These matrices of one shape, rounded at once, not settled yet; None: they are better settled one by one."""
-        every = [self, *others]
-        joined = self.join(others) if len({(o.shape, o.bias is None) for o in every}) == 1 else None
-        grid = None if joined is None else joined._rounded(kernels, len(every))
-        if grid is None:
-            return None
-        for one in every:
-            one.table = None
-        return [grid.split(0, i, len(every)) for i in range(len(every))]
-
-    def _rounded(self, kernels: Kernels, parts: int) -> GridWeight | None:
-        """None: half precision cannot hold the scales of one of so many equal parts."""
+    def rounded(self, kernels: Kernels, parts: int) -> GridWeight | None:
+        """None: half precision cannot hold the scales of one of the parts."""
         columns, wide = self.shape[1], self.dense()
         group = next((g for g in (self.group, 64, 32) if self.group and columns % g == 0), self.group)
         q, scales = kernels.quantise(wide, self.bits, group)
@@ -243,19 +223,3 @@ class Unrounded(DenseWeight):
     @property
     def _how(self) -> tuple[int, int, bool]:
         return self.bits, self.group, self.rounds_inputs
-
-
-def settle_all(weights: Sequence[Weight], kernels: Kernels) -> list[Weight]:
-    """These weights in their final form. Where each operation is a launch (`Kernels.rounds_at_once`), neighbours are
-    rounded together: a mixture has thousands of small matrices, and rounding one is twenty operations and a wait."""
-    made: list[Weight] = []
-    at = 0
-    while at < len(weights):
-        first = weights[at]
-        count = max(1, kernels.rounds_at_once // max(1, first.shape[0] * first.shape[1]))
-        some = [w for w in weights[at : at + count] if type(w) is Unrounded]
-        whole = type(first) is Unrounded and len(some) == min(count, len(weights) - at) > 1
-        found = some[0].rounded_with(some[1:], kernels) if whole else None
-        made += [one.settle(kernels) for one in (found or weights[at : at + count])]
-        at += count
-    return made

@@ -28,6 +28,8 @@ _GROUP = 32
 class TableOfRows(Unrounded):
     """The dense numbers of tables and outliers, until the weight settles."""
 
+    alone = True
+
     def settle(self, kernels: Kernels) -> Weight:
         """Round the numbers to 8 bits and settle those."""
         weight: Any = super().settle(kernels)

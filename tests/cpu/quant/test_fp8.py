@@ -61,7 +61,7 @@ def test_blocks_join_split_and_move_whole() -> None:
             assert torch.equal(taken.dense(), weight.dense()[cut]), "blocks that are cut apart"
             assert weight.bias is None or torch.equal(taken.bias, weight.bias[cut])
             assert isinstance(taken, Fp8Weight if weight.shape[1] <= 128 else DenseWeight)
-    with pytest.raises(ModelError, match="Blocks of 128"):
+    with pytest.raises(ModelError, match="blocks of 128"):
         a.split(1, 1, 2)
     assert not isinstance(b.concat([a]), Fp8Weight)  # a border inside a block: they multiply side by side
     x = torch.randn(3, 320)

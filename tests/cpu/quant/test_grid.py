@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from tokenmill.compute.forward import Weight
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.kernels import ReferenceKernels, make_kernels
 from tokenmill.kernels.grid import quantise, widen
+from tokenmill.quant.at_load import RoundedAtLoad, settle_all
 from tokenmill.quant.dense import DenseWeight
-from tokenmill.quant.grid import GridWeight, Unrounded, settle_all
+from tokenmill.quant.fp8 import UnroundedFp8
+from tokenmill.quant.grid import GridWeight, Unrounded
 from tokenmill.testing.tiny import make_tiny
 
 
@@ -87,7 +90,7 @@ def test_rounded_when_settled(backend: ReferenceKernels) -> None:
 
 
 @pytest.mark.parametrize("backend", [ReferenceKernels(), make_kernels("cpu")], ids=["reference", "native"])
-@pytest.mark.parametrize(("bits", "group"), [(8, 0), (4, 32), (4, 64)])
+@pytest.mark.parametrize(("bits", "group"), [(8, 0), (4, 32), (4, 64), (16, 0)], ids=["8", "4", "4-64", "float8"])
 @pytest.mark.parametrize("odd", ["", "tiny", "nan", "bias", "shape", "kind"])
 def test_neighbours_rounded_together_are_as_by_themselves(
     backend: ReferenceKernels, bits: int, group: int, odd: str, monkeypatch: pytest.MonkeyPatch
@@ -101,31 +104,31 @@ def test_neighbours_rounded_together_are_as_by_themselves(
     bias = torch.randn(24) if odd == "bias" else None
 
     def made() -> list[Weight]:
-        found: list[Weight] = [
-            Unrounded(each.clone(), bias if i == 2 else None, bits, group) for i, each in enumerate(dense)
-        ]
+        kind, how = (UnroundedFp8, ()) if bits == 16 else (Unrounded, (bits, group))
+        found: list[Weight] = [kind(each.clone(), bias if i == 2 else None, *how) for i, each in enumerate(dense)]
         if odd == "kind":
             found[3] = DenseWeight(dense[3].clone())
         return found
 
     alone = [one.settle(backend) for one in made()]
     calls: list[int] = []
-    real = type(backend).quantise
+    for kind in (Unrounded, UnroundedFp8):
+        real = kind.rounded
 
-    def quantise(self: ReferenceKernels, weight: torch.Tensor, bits: int, group: int = 0) -> object:
-        calls.append(len(weight))
-        return real(self, weight, bits, group)
+        def rounded(self: RoundedAtLoad, kernels: ReferenceKernels, parts: int, real: Any = real) -> object:
+            calls.append(parts)
+            return real(self, kernels, parts)
 
-    monkeypatch.setattr(type(backend), "quantise", quantise)
+        monkeypatch.setattr(kind, "rounded", rounded)
     monkeypatch.setattr(backend, "rounds_at_once", 3 * 24 * 64)
     given = made()
     together = settle_all(given, backend)
-    assert calls[0] == (24 if odd == "bias" else 72)
+    assert calls[0] == (1 if odd == "bias" else 3)
     for one, other in zip(alone, together, strict=True):
         assert type(one) is type(other) and one.shape == other.shape
         torch.testing.assert_close(other.dense(), one.dense(), rtol=0, atol=0, equal_nan=True)
         assert (one.bias is None) == (other.bias is None)  # type: ignore[attr-defined]
-    assert not any(isinstance(each, Unrounded) and each.table is not None for each in given if each not in together)
+    assert not any(isinstance(each, RoundedAtLoad) and each.table is not None for each in given if each not in together)
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
