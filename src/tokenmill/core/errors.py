@@ -56,6 +56,13 @@ class UnevenError(ModelError):
         super().__init__(f"--tensor-parallel-size: {what} cannot be split over {ranks} ranks; another number may do.")
 
 
+class UndividedError(ModelError):
+    """Layers of the model read what others hold: none can be run without them."""
+
+    def __init__(self, family: str) -> None:
+        super().__init__(f"{family} cannot be split in stages: upper layers read the keys and values of lower ones.")
+
+
 class NoWeightsError(ModelError):
     """A model folder without weight files; the files that it has are fine."""
 

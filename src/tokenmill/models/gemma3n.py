@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, NormSpec, Weight
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import UndividedError
 from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
 from tokenmill.layers.mlp import MLP, gated_mlp, mostly_closed
@@ -86,7 +86,7 @@ class Gemma3n(Decoder):
 def build(c: ModelConfig, b: Build) -> Decoder:
     """Gemma 3n from its config."""
     if not b.place.is_whole:
-        raise ModelError("Gemma 3n cannot be split in stages: upper layers read the keys and values of lower ones.")
+        raise UndividedError("Gemma 3n")
     sizes, plan = read_sizes(c, tied=True), _plan(c)
     hidden, body = sizes.hidden, b.under("model", "embed_tokens.weight")
     count = c.get("altup_num_inputs", int, 4, high=64)

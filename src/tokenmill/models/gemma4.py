@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, NormSpec
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import UndividedError
 from tokenmill.layers.block import Block, read, through, whole
 from tokenmill.layers.build import Build
 from tokenmill.models.common import read_sizes, rounded_root
@@ -64,7 +64,7 @@ class Gemma4(Decoder):
 def build(c: ModelConfig, b: Build) -> Decoder:
     """Gemma 4 from its config."""
     if not b.place.is_whole:
-        raise ModelError("Gemma 4 cannot be split in stages: upper layers read the keys and values of lower ones.")
+        raise UndividedError("Gemma 4")
     sizes, plan = read_sizes(c, tied=True), read_plan(c)
     hidden, body = sizes.hidden, b.under("model", "embed_tokens.weight")
     inputs = LayerInputs(c, body, plan, hidden) if plan.layer_width else None

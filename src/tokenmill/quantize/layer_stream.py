@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import Kernels, Weight
 from tokenmill.compute.model import Checkpoint
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, UndividedError
 from tokenmill.kernels import make_kernels
 from tokenmill.layers.build import Build
 from tokenmill.models.registry import build_stage
@@ -189,7 +189,12 @@ class Stream:
             "place": Place(only=(index, index + 1)),
         }
         build = PlainBuild(**options) if seen is None else WatchingBuild(**options, seen=seen)
-        return build_stage(config or self.config, build)
+        try:
+            return build_stage(config or self.config, build)
+        except UndividedError as error:
+            raise ModelError(
+                f"{error} So no text can be run through it layer by layer: only methods without calibration take it."
+            ) from error
 
 
 def widened(stored: Tensor, name: str, device: torch.device) -> Tensor:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DeepseekV2Config
+from transformers import AutoModelForCausalLM, DeepseekV2Config, Gemma3nTextConfig
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.core.errors import ModelError
@@ -141,6 +142,20 @@ def test_matrices_that_models_absorb_are_seen(tmp_path: Path) -> None:
     assert not layer.missed and found.count == 64
     assert torch.allclose(found.hessian, wanted[0].T @ wanted[0], atol=1e-3)
     assert ("model.layers.0.self_attn.kv_b_proj.weight",) in [fold.consumers for fold in layer.folds]
+
+
+def test_layers_that_need_others_are_refused_as_such(tmp_path: Path, tokens: Tensor) -> None:
+    config = Gemma3nTextConfig(
+        vocab_size=96, vocab_size_per_layer_input=96, hidden_size=32, hidden_size_per_layer_input=8,
+        intermediate_size=64, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+        num_kv_shared_layers=2, laurel_rank=8, layer_types=["sliding_attention", "full_attention"] * 2,
+        activation_sparsity_pattern=[0.0] * 4,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "in")
+    job = QuantizeJob(tmp_path / "in", tmp_path / "out", complete_recipe(Recipe("smoothquant")), tokens=tokens % 96)
+    with pytest.raises(ModelError, match="only methods without calibration take it"):
+        quantize_model(job)
+    quantize_model(replace(job, recipe=complete_recipe(Recipe("int8"))))
 
 
 def damaged(source: Path, target: Path, name: str, bad: float) -> Path:
