@@ -135,21 +135,27 @@ def pack4(q: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) 
     group = columns // scales.shape[1]
     if scales.shape[1] == 1:
         group = -(-columns // BLOCK) * BLOCK
-    filled = F.pad(q, (0, -columns % BLOCK))
+    filled = _wider(q, -columns % BLOCK)
     data = torch.empty(rows, filled.shape[1] // 4, dtype=torch.int16, device=q.device)
+    shifts = torch.arange(0, 16, 4, device=q.device, dtype=torch.int16).view(4, 1)
     for start in range(0, rows, _PIECE):
-        nibbles = (filled[start : start + _PIECE].to(torch.int16) + 8).view(-1, filled.shape[1] // BLOCK, 4, 32)
-        joined = nibbles[:, :, 0] | (nibbles[:, :, 1] << 4) | (nibbles[:, :, 2] << 8) | (nibbles[:, :, 3] << 12)
-        data[start : start + _PIECE] = joined.flatten(1)
+        nibbles = filled[start : start + _PIECE].to(torch.int16).add_(8).view(-1, filled.shape[1] // BLOCK, 4, 32)
+        words = data[start : start + _PIECE].view(-1, filled.shape[1] // BLOCK, 32)
+        torch.sum(nibbles << shifts, 2, dtype=torch.int16, out=words)  # no bit is in two of them
     groups = filled.shape[1] // group
-    more = (0, groups - scales.shape[1])
-    lying = F.pad(scales if scales.dtype == torch.bfloat16 else scales.half(), more).contiguous()
+    more = groups - scales.shape[1]
+    lying = _wider(scales if scales.dtype == torch.bfloat16 else scales.half(), more).contiguous()
     shape = (rows, columns)
     if zeros is None:
         return NarrowMatrix(data, lying.T.contiguous(), None, bias, shape, 4, group, row_scales=lying)
-    offsets = F.pad(zeros, more).contiguous()
+    offsets = _wider(zeros, more).contiguous()
     standing = offsets.T.to(torch.bfloat16).contiguous()
     return NarrowMatrix(data, lying.T.contiguous(), standing, bias, shape, 4, group, False, lying, offsets)
+
+
+def _wider(x: Tensor, more: int) -> Tensor:
+    """So many columns of zeros behind the others."""
+    return F.pad(x, (0, more)) if more else x
 
 
 def unpack4(data: Tensor) -> Tensor:
