@@ -51,6 +51,9 @@ def check_new(target: Path) -> None:
 
 def check_place(target: Path) -> None:
     """Refuse a folder or file that nobody could make there, before any work is done."""
+    for at, part in enumerate(target.parts):
+        if part == os.pardir and at and not os.path.isdir(gone := Path(*target.parts[:at])):
+            raise UserError(f"{target} cannot be written: there is no folder {gone}.")
     above = Path(os.path.abspath(target))
     try:
         above = above if os.path.isdir(above) else above.parent

@@ -157,3 +157,11 @@ def test_a_full_disk_in_the_words_of_torch(tmp_path: Path) -> None:
             with new_file(tmp_path / "file"):
                 raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 115904 vs 115792")
         assert [path.read_bytes() for path in tmp_path.iterdir()] == ([] if before is None else [before])
+
+
+def test_a_way_through_a_folder_that_is_not_there_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for check in (check_free, check_new):
+        check(tmp_path / "there" / ".." / "new" / "target")
+        with pytest.raises(UserError, match="there is no folder .*gone"):
+            check(tmp_path / "gone" / ".." / "target")
