@@ -163,5 +163,5 @@ def test_a_way_through_a_folder_that_is_not_there_is_refused_before_the_work(tmp
     (tmp_path / "there").mkdir()
     for check in (check_free, check_new):
         check(tmp_path / "there" / ".." / "new" / "target")
-        with pytest.raises(UserError, match="there is no folder .*gone"):
+        with pytest.raises(UserError, match=r"there is no folder .*gone"):
             check(tmp_path / "gone" / ".." / "target")
