@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.reference import ReferenceKernels
-from tokenmill.kernels.triton import all_reduce
+from tokenmill.kernels.triton import all_reduce, arrived
 from tokenmill.kernels.triton.all_reduce import BLOCK, EMPTY, SLOTS, push_norm, push_sum
 from tokenmill.kernels.triton.arrived import add_arrived
+from tokenmill.parallel.exchanged import MOST_PIECES
+from tokenmill.parallel.exchanged import SLOTS as ROOMS
 
 SIZE = 4 * BLOCK
 
@@ -113,9 +117,10 @@ def test_a_row_comes_with_its_norm_and_shares_turns_with_plain_sums(rank, ranks,
 
 
 @pytest.mark.parametrize("turn", [5, -(1 << 31)])
-@pytest.mark.parametrize(("rows", "width"), [(3, 96), (700, 40)])
-def test_what_has_arrived_is_added_and_normed(rows, width, turn):
+@pytest.mark.parametrize(("rows", "width"), [(3, 96), (11, 40)])
+def test_what_has_arrived_is_added_and_normed(rows, width, turn, monkeypatch):
     """A number that has wrapped around counts as later."""
+    monkeypatch.setattr(arrived, "MOST_PROGRAMS", 4)
     mine, theirs, residual = (torch.randn(rows, width).half() for _ in range(3))
     turns = torch.tensor([turn], dtype=torch.int32)
     weight, bias = torch.randn(2, width).half()
@@ -128,3 +133,35 @@ def test_what_has_arrived_is_added_and_normed(rows, width, turn):
             if norm is not None:
                 wanted = ReferenceKernels().norm(out.float(), norm)
                 assert (normed.float() - wanted).abs().max() <= 0.01
+
+
+def _asked(streams: list[tuple[int, int]]) -> list[tuple[str, int]]:
+    """What a rank does in order: ("send" or "read", number of a piece). streams: of (pieces, blocks that go through
+    them piece by piece)."""
+    asked, number, before = [], 0, []
+    for pieces, blocks in streams:
+        for block in range(1 + blocks):
+            asked += [("read", piece) for piece in before] if not block else []
+            sent = []
+            for piece in range(pieces):
+                asked += [("read", before[piece])] if block else []
+                asked.append(("send", number))
+                sent.append(number)
+                number += 1
+            before = sent
+    return asked + [("read", piece) for piece in before]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(2, MOST_PIECES), st.integers(0, 3)), min_size=1, max_size=12))
+def test_room_for_pieces_is_used_again_only_when_it_was_read(streams):
+    """However far one rank is ahead of the other: it must wait for pieces that come after those were read."""
+    asked = _asked(streams)
+    for stop in range(len(asked) + 1):  # the other has come so far, and its copies have arrived at once
+        sent = {number for what, number in asked[:stop] if what == "send"}
+        read = {number for what, number in asked[:stop] if what == "read"}
+        for what, number in asked:
+            if what == "read" and number not in sent:
+                break
+            if what == "send" and number >= ROOMS:
+                assert number - ROOMS in read
