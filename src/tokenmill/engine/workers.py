@@ -222,7 +222,12 @@ class ProcessExecutor:
 
     def _poll(self) -> None:
         if any(rank.process.poll() is not None for rank in self.ranks):
-            raise self._dead(GONE)
+            raise self._dead(self._gone())
+
+    def _gone(self) -> str:
+        """Which rank is gone, and how, as far as the system says."""
+        ended = [(number, code) for number, rank in enumerate(self.ranks) if (code := rank.process.poll()) is not None]
+        return f"{GONE} (rank {ended[0][0]}: {_how(ended[0][1])})" if ended else GONE
 
     def _look(self) -> None:
         self._poll()
@@ -239,7 +244,7 @@ class ProcessExecutor:
         try:
             yield
         except (EOFError, OSError, ValueError) as error:
-            raise self._dead(GONE) from error
+            raise self._dead(self._gone()) from error
 
     def _dead(self, reason: str) -> EngineDeadError:
         self._end(0.0)
@@ -384,5 +389,10 @@ def _said_while_loading(ranks: list[Rank], number: int) -> bytes | None:
         with contextlib.suppress(TimeoutExpired):
             ranks[number].process.wait(1.0)
         code = ranks[number].process.poll()
-        how = "" if code is None else f" (signal {-code})" if code < 0 else f" (exit status {code})"
+        how = "" if code is None else f" ({_how(code)})"
         raise EngineLostError(f"rank {number} ended while it loaded the model{how}") from None
+
+
+def _how(code: int) -> str:
+    """How a process has ended."""
+    return f"signal {-code}" if code < 0 else f"exit status {code}"

@@ -6,6 +6,7 @@ Must not know: restarts, HTTP.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tokenmill.core.config import EngineConfig, wanted_faults
-from tokenmill.core.errors import EngineLostError, UserError
+from tokenmill.core.errors import EngineDeadError, EngineLostError, UserError
 from tokenmill.core.garbage import no_collection
 from tokenmill.engine.wire import (
     Abort,
@@ -34,6 +35,7 @@ from tokenmill.process.leaving import leave
 from tokenmill.process.parent import end_with_parent
 from tokenmill.server.engines.channel import BlockingEnd, frame
 
+log = logging.getLogger("tokenmill.engine")
 Build = Callable[[EngineConfig], Any]
 LONG_STEP_S = 0.25
 """A step that takes longer than this reports its progress, and reports again each time this has passed."""
@@ -129,6 +131,10 @@ def run_child(build: Build, config: EngineConfig, sock: socket.socket, lasting: 
     try:
         _settle_in(lasting, send)
         run_engine(build, config, receive, send)
+    except EngineDeadError as error:  # a process of it is lost: where this was noticed says nothing
+        log.error("the engine ends: %s", error)
+        wire.flush(1.0)
+        os._exit(FAILED_EXIT)
     except Exception:  # a broken device may keep Python from exiting normally
         traceback.print_exc()
         wire.flush(1.0)
