@@ -19,7 +19,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from tokenmill.core.errors import UserError
+from tokenmill.core.errors import UserError, why
 
 MAPS, PAGES = Path("/proc/self/maps"), Path("/proc/self/pagemap")
 LASTING = Path("/var/tmp")
@@ -56,13 +56,23 @@ class HostPages:
             return
         where = Path(folder) if folder is not None else LASTING
         there = where if folder is not None or where.is_dir() else None
-        file = tempfile.TemporaryFile(dir=there, prefix="tokenmill-")  # noqa: SIM115 - open while it is wanted
+        try:
+            self.file = self._written(there)
+        except OSError as error:
+            raise UserError(
+                f"{where}: the weights cannot be kept there during sleep ({why(error)}): --sleep-folder names another "
+                "folder, and level 2 keeps no weights."
+            ) from error
+
+    def _written(self, folder: Path | None) -> IO[bytes]:
+        """A file without a name that holds them."""
+        file = tempfile.TemporaryFile(dir=folder, prefix="tokenmill-")  # noqa: SIM115 - open while it is wanted
         try:
             self._move(file.fileno(), os.pwritev)
         except BaseException:
             file.close()
             raise
-        self.file = file
+        return file
 
     def forget(self) -> None:
         """What was written is no longer wanted, or no longer right."""

@@ -183,13 +183,13 @@ def test_tags_updates_and_levels(folder, tmp_path):
             llm.sleep(2)
             llm.wake_up()
             assert said(llm) == before
-        patch.setattr(host_pages.HostPages, "save", full_disk)
-        with pytest.raises(UserError, match="No space left"):
+        patch.setattr(host_pages.HostPages, "_move", full_disk)
+        with pytest.raises(UserError, match=r"^/\S+: the weights cannot be kept there .*No space left.*--sleep-folder"):
             llm.sleep(1)
         assert not llm.is_sleeping and said(llm) == before, "nothing has been given back"
 
 
-def full_disk(self, folder):
+def full_disk(self, file, move):
     raise OSError(28, "No space left on device")
 
 
