@@ -87,14 +87,15 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
         return _rows(ckpt, name, shape, dtype, bias)
     raw = ckpt.tensor(parts)
     scale, shift = (ckpt.tensor(f"{name}.weight.{part}").float() for part in ("_scale", "_shift"))
-    bits = raw.numel() * 8 // (shape[0] * shape[1])
-    if bits not in (2, 4) or raw.dtype != torch.uint8:
-        raise ModelError(f"'{parts}' has shape {list(raw.shape)}, which does not fit {list(shape)} in 2 or 4 bits.")
-    codes = torch.cat([raw >> bits * i & ((1 << bits) - 1) for i in range(8 // bits)])
-    if scale.numel() != shift.numel():
+    groups, lines = scale.numel(), raw.shape[0] if raw.ndim == 2 else 0
+    bits = next((b for b in (4, 2) if lines == -(-groups * b // 8)), 0)  # the last part may be shorter
+    if not bits or raw.dtype != torch.uint8:
+        raise ModelError(
+            f"'{parts}' {list(raw.shape)} does not lie in rows of as many codes as share a scale (2 or 4 bits)."
+        )
+    codes = torch.cat([raw >> bits * i & ((1 << bits) - 1) for i in range(8 // bits)])[:groups]
+    if groups != shift.numel():
         raise ModelError(f"'{parts}' and its scales do not fit {list(shape)}.")
-    if codes.ndim != 2 or scale.numel() != len(codes):
-        raise ModelError(f"'{parts}' does not lie in rows of as many codes as share a scale.")
     codes, scale, zero = with_zeros(codes, scale.reshape(-1, 1), -shift.reshape(-1, 1))
     return _affine(codes, scale, zero, shape, (dtype, bias), parts, bits)
 

@@ -73,6 +73,24 @@ def test_gptq(columns: int, group: int, ordered: bool) -> None:
         forms.read({**tensors, "g_idx": index.clone().fill_(0).int()}, config, (OUT, columns))
 
 
+@pytest.mark.parametrize(("rows", "bits"), [(1, 4), (3, 4), (1, 2), (5, 2), (6, 2)])
+def test_quanto_with_parts_that_are_not_full(rows: int, bits: int) -> None:
+    """A byte holds a row of groups of each part; the last parts may lack some."""
+    codes, zeros, scales = made(rows, 192, 64, bits)
+    dense = (codes - zeros.repeat_interleave(64, 1)).float() * scales.float().repeat_interleave(64, 1)
+    groups, parts = codes.view(-1, 64), 8 // bits
+    lines = -(-len(groups) // parts)
+    full = torch.nn.functional.pad(groups, (0, 0, 0, lines * parts - len(groups))).view(parts, lines, 64)
+    raw = sum(full[i] << bits * i for i in range(parts))
+    tensors = {
+        "weight._data._data": torch.as_tensor(raw).to(torch.uint8),
+        "weight._scale": scales.float().view(-1, 1),
+        "weight._shift": (scales.float() * zeros).view(-1, 1),
+    }
+    found = forms.read(tensors, {"quant_method": "quanto"}, (rows, 192)).dense()
+    assert torch.allclose(found, dense, atol=2e-2 * float(scales.max()))
+
+
 @pytest.mark.parametrize(("columns", "group"), [(96, 16), (64, 8), (96, 48)])
 @pytest.mark.parametrize("paired", [False, True])
 def test_torchao(columns: int, group: int, paired: bool) -> None:
