@@ -78,6 +78,7 @@ def convert(
     ckpt = open_checkpoint(source)
     try:
         chosen = names_to_round(ckpt, recipe)
+        check_kept(ckpt, chosen)
         with new_folder(target) as partial:
             errors = _write(ckpt, partial, chosen, recipe, tell)
             ignore = [name.removesuffix(".weight") for name in linear_names(ckpt) - chosen | {"lm_head.weight"}]
@@ -160,6 +161,13 @@ def checked(weight: Tensor, name: str) -> Tensor:
     if not bool(torch.isfinite(weight).all()):
         raise ModelError(f"{name} holds infinite numbers or NaN: the model is damaged.")
     return weight
+
+
+def check_kept(ckpt: Checkpoint, chosen: Set[str]) -> None:
+    """Refuse a model that holds NaN in a tensor that is copied as it is. (Masks may hold infinite numbers.)"""
+    for name in ckpt.names():
+        if name not in chosen and bool(torch.isnan(ckpt.tensor(name)).any()):
+            raise ModelError(f"{name} holds NaN: the model is damaged.")
 
 
 def relative(rounded: Tensor, weight: Tensor) -> float:

@@ -35,6 +35,7 @@ from tokenmill.quant.convert import (
     LayerError,
     Shards,
     Tell,
+    check_kept,
     check_lost,
     check_upright,
     copy_rest,
@@ -92,6 +93,7 @@ def quantize_model(job: QuantizeJob, tell: Tell = lambda name, done, total: None
     try:
         part = part_of(config, ckpt)
         job, chosen = _chosen(part, job, roundable(ckpt, job.skip, other_parts(config, ckpt.names())))
+        check_kept(ckpt, {part.stored(name) for name in chosen})
         scales = _kv_scales(job, part)
         with ended_in_order(), claimed(job.target, "partial") as partial, _kept_if_begun(partial, job.target):
             check_free(job.target)  # another process may have ended just now

@@ -175,6 +175,17 @@ def test_weights_that_are_not_finite_are_refused(method: str, tiny: Path, tokens
         quantize_model(job)
 
 
+def test_tensors_that_are_copied_are_looked_at_too(tiny: Path, tmp_path: Path) -> None:
+    """Methods without calibration wrote a copy of a damaged model. Masks may hold infinite numbers."""
+    for name in ("model.norm.weight", "model.embed_tokens.weight"):
+        source = damaged(tiny, tmp_path / name, name, float("nan"))
+        with pytest.raises(ModelError, match=f"{name} holds NaN"):
+            convert(source, tmp_path / "out", PlainRecipe(4, 32))
+        with pytest.raises(ModelError, match=f"{name} holds NaN"):
+            quantize_model(QuantizeJob(source, tmp_path / "out", complete_recipe(Recipe("int8"))))
+    assert not (tmp_path / "out").exists()
+
+
 def test_other_writers_refuse_them_too(tiny: Path, tokens: Tensor, tmp_path: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     source = damaged(tiny, tmp_path / "a", name, float("inf"))
@@ -184,7 +195,7 @@ def test_other_writers_refuse_them_too(tiny: Path, tokens: Tensor, tmp_path: Pat
     for kind in ("q8_0", "q4_k", "f16"):
         with pytest.raises(ModelError, match=re.escape(name)):
             export(source, tmp_path / "out.gguf", kind)
-    norm = damaged(tiny, tmp_path / "b", "model.layers.0.input_layernorm.weight", float("nan"))
+    norm = damaged(tiny, tmp_path / "b", "model.layers.0.input_layernorm.weight", float("inf"))
     with pytest.raises(ModelError, match="Layer 0 computes"):
         measure(norm, tokens)
     for method in sorted(recipes.CALIBRATED):
