@@ -75,12 +75,15 @@ class ContextError(TooLargeError):
     """A prompt, or a prompt with its answer, is too long for the context. Clients act on the message's first
     sentence."""
 
-    def __init__(self, context: int, prompt: int, new: int | None = None, *, exact: bool = True) -> None:
-        """new: tokens that were asked for, if the prompt alone would fit. exact: the prompt was tokenised."""
+    def __init__(
+        self, context: int, prompt: int, new: int | None = None, *, exact: bool = True, text: bool = True
+    ) -> None:
+        """new: tokens that were asked for, if the prompt alone would fit. exact: the prompt was tokenised. text: the
+        answer is text, which needs room for a token."""
         self.context, self.prompt, self.new = context, prompt, new
         if new is None:
             least = "" if exact else "at least "
-            why = f"the prompt has {least}{prompt} tokens, and at most {context - 1} fit: shorten it"
+            why = f"the prompt has {least}{prompt} tokens, and at most {context - text} fit: shorten it"
         else:
             why = (
                 f"{prompt + new} tokens were asked for ({prompt} in the prompt, {new} for the answer): shorten the "

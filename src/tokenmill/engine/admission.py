@@ -83,12 +83,12 @@ class Admission:
             raise BusyError(f"{num_open} requests are open already; try again later.")
         if not ids:
             raise ParameterError("The prompt is empty: give at least one token.", param="prompt")
-        if len(ids) >= self.max_model_len:  # before looking at each id
-            raise ContextError(self.max_model_len, len(ids))
+        if len(ids) + text > self.max_model_len:  # before looking at each id
+            raise ContextError(self.max_model_len, len(ids), text=text)
         self._check_ids("prompt", ids)
         most = self.max_model_len - len(ids)
         new = most if params.max_tokens is None else params.max_tokens
-        if new > most:
+        if new > most and text:
             raise ContextError(self.max_model_len, len(ids), new)
         if params.min_tokens > new:
             raise ParameterError(f"min_tokens ({params.min_tokens}) is more than fits ({new}).", param="min_tokens")

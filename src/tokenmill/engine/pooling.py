@@ -53,7 +53,7 @@ class Pooler:
     def embed(self, prompts: Sequence[Prompt], params: PoolingParams) -> list[EmbeddingRequestOutput]:
         """Unit vectors, in order."""
         params.check()
-        cut = self.context - 1 if params.truncate_prompt_tokens == LONGEST else params.truncate_prompt_tokens
+        cut = self.context if params.truncate_prompt_tokens == LONGEST else params.truncate_prompt_tokens
         sampling = SamplingParams(max_tokens=1, truncate_prompt_tokens=cut)
         requests = []
         for prompt in prompts:

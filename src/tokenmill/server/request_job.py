@@ -145,7 +145,7 @@ class Job:
     ) -> None:
         """Open one engine request per prompt. An error in any of them is raised before a byte is sent.
         `pooling`: it asks for a vector. `scored_from`: for each prompt, the first token whose score is wanted."""
-        self._check_sizes(prompts, params)
+        self._check_sizes(prompts, params, text=pooling is None)
         fields = {"arrival": self.began, "adapter": self.adapter, **fields}
         fields["priority"] = self._priority(fields.get("priority", 0))
         if self.context.scoped:
@@ -190,14 +190,14 @@ class Job:
                 param="n",
             )
 
-    def _check_sizes(self, prompts: list[tuple[str | None, list[int]]], params: SamplingParams) -> None:
+    def _check_sizes(self, prompts: list[tuple[str | None, list[int]]], params: SamplingParams, *, text: bool) -> None:
         """Refuse oversized requests early: admission would first read them to the end."""
         most = self.backend.info.max_model_len
         new = params.max_tokens or 0
         for _, ids in prompts:
-            if len(ids) >= most:
-                raise ContextError(most, len(ids))
-            if len(ids) + new > most:
+            if len(ids) + text > most:
+                raise ContextError(most, len(ids), text=text)
+            if len(ids) + new > most and text:
                 raise ContextError(most, len(ids), new)
         if params.prompt_logprobs is not None:
             count = (params.prompt_logprobs + 1) * sum(len(ids) for _, ids in prompts)

@@ -12,6 +12,7 @@ from engines import check_nothing_left, greedy, open_llm, run
 from transformers import AutoTokenizer
 
 from tokenmill import (
+    LLM,
     AsyncEngineArgs,
     AsyncLLMEngine,
     BeamSearchParams,
@@ -29,6 +30,7 @@ from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.core.request import Request
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.text import give_text
+from tokenmill.testing.tiny import make_tiny
 from tokenmill.text.codec import Tokenizer
 
 SMALL = {"max_num_seqs": 8, "max_model_len": 64, "num_blocks": 64}
@@ -74,7 +76,7 @@ def test_vectors(llm):
     assert isinstance(data, torch.Tensor) and data.tolist() == pytest.approx(one.embedding)
     cut = llm.embed([list(range(9, 40))], truncate_prompt_tokens=3)[0]
     assert cut.prompt_token_ids == [37, 38, 39]
-    assert len(llm.embed([[7] * 400], truncate_prompt_tokens=-1)[0].prompt_token_ids) == 255
+    assert len(llm.embed([[7] * 400], truncate_prompt_tokens=-1)[0].prompt_token_ids) == 256
     for given, words in (
         ({"pooling_params": PoolingParams(dimensions=99)}, "more than this model has"),
         ({"pooling_params": PoolingParams(normalize=False)}, "length 1"), ({"lora_request": 3}, "LoRARequest"),
@@ -383,3 +385,18 @@ def test_a_bar_of_the_callers_own_is_told_and_closed(llm):
     assert [(bar.total, bar.seen, bar.closed) for bar in made] == [(3, 3, True)] * 2
     with pytest.raises(ParameterError, match="use_tqdm"):
         llm.embed("a", "b")
+
+
+def test_a_vector_fills_the_context_and_the_smallest_cache(tmp_path):
+    """It needs no room for an answer, which a text does."""
+    folder, ids = make_tiny(tmp_path / "tiny"), [7 * i % 300 for i in range(129)]
+    options = {"device": "cpu", "dtype": "float32"}
+    with LLM(str(folder), max_model_len=256, num_blocks=32, **options) as llm:
+        wanted = llm.embed([ids[:128]], use_tqdm=False)[0].embedding
+    with LLM(str(folder), max_model_len=128, num_blocks=8, **options) as llm:
+        for found in llm.embed([ids[:128]] * 3, use_tqdm=False):
+            assert found.embedding == pytest.approx(wanted, abs=1e-6)
+        with pytest.raises(UserError, match="has 129 tokens, and at most 128 fit"):
+            llm.embed([ids], use_tqdm=False)
+        with pytest.raises(UserError, match="has 128 tokens, and at most 127 fit"):
+            llm.generate([{"prompt_token_ids": ids[:128]}], use_tqdm=False)

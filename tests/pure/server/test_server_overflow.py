@@ -48,7 +48,7 @@ async def test_every_api_says_it_in_its_form(start: Starter, path: str, text: st
     for more in ({}, {"stream": True}) if path.startswith(("/v1/c", "/v1/resp", "/v1/m", "/api/chat")) else ({},):
         answer = await served.post(path, bodies(text)[path] | more)
         assert answer.status_code == 400 and WORDS in answer.text, answer.text
-        assert f"at most {CONTEXT - 1} fit" in answer.text  # also where the answer is a vector
+        assert f"at most {CONTEXT - 1} fit" in answer.text or f"at most {CONTEXT} fit" in answer.text
         error = answer.json()["error"]
         if path.startswith(("/api/", "/generate", "/v2/")):
             assert isinstance(error, str)
@@ -126,3 +126,14 @@ async def test_a_length_that_nobody_asked_for_ends_with_the_context(start: Start
         assert answer.status_code == 200, answer.text
         found = answer.json()
         assert found["choices"][0]["finish_reason"] == "length" and found["usage"]["total_tokens"] == CONTEXT
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed"])
+async def test_a_vector_needs_no_room_for_an_answer(start: Starter, path: str) -> None:
+    served = await start(FakeOptions(max_model_len=CONTEXT))
+    for length, status in ((CONTEXT, 200), (CONTEXT + 1, 400)):
+        answer = await served.post(path, bodies("a" * length)[path])
+        assert answer.status_code == status, answer.text
+    assert f"the prompt has {CONTEXT + 1} tokens, and at most {CONTEXT} fit" in answer.text
+    text = await served.post("/v1/completions", {"prompt": "a" * CONTEXT, "max_tokens": 1})
+    assert text.status_code == 400 and f"at most {CONTEXT - 1} fit" in text.text

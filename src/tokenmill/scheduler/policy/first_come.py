@@ -14,4 +14,4 @@ class FirstCome:
         return (seq.group.request.arrival, seq.id)
 
     def reserve(self, seq: Sequence) -> int:
-        return len(seq.tokens) + 1
+        return len(seq.tokens) + (seq.group.embed is None)
