@@ -105,8 +105,7 @@ class ForwardContext:
     block_size: int = 16
 
     def of(self, tokens: Any) -> ForwardContext:
-        """The context for these tokens alone (an index or a slice), for operations that find operands by a token's
-        row."""
+        """The context for these tokens (an index or a slice): some operations find operands by a token's row."""
         rows = self.rows
         if rows is None or rows.adapters is None:
             return self
@@ -242,8 +241,7 @@ class Again(Protocol):
 
 
 class Kernels(RoundsLines, Protocol):
-    """Coarse operations; each engine has its own. `kernels/reference.py` is the specification, and backends override
-    it.
+    """Coarse operations; each engine has its own. `kernels/reference.py` is the specification; backends override it.
 
     Shapes: T tokens, H query heads, D head dim. All outputs are new tensors unless the name ends in `_`.
     On a CPU every result of a row has the same bytes, whatever other rows are in the call.
@@ -263,8 +261,7 @@ class Kernels(RoundsLines, Protocol):
         ...
 
     chooses: bool
-    """`greedy` and `choose` read logits as the head's product left them, without widening; `choose` takes draws with
-    cuts, and `least_kept` finds the cuts."""
+    """`greedy` and `choose` read logits as the head left them; `choose` takes cuts, and `least_kept` finds them."""
 
     records: bool
     """Can `record` succeed?"""
