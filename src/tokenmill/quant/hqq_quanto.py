@@ -89,6 +89,8 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
     scale, shift = (ckpt.tensor(f"{name}.weight.{part}").float() for part in ("_scale", "_shift"))
     groups, lines = scale.numel(), raw.shape[0] if raw.ndim == 2 else 0
     bits = next((b for b in (4, 2) if lines == -(-groups * b // 8)), 0)  # the last part may be shorter
+    if groups == 2 and bits == 4 and not bool((raw >> 4).any()):
+        bits = 2  # one row of codes is right for both, but no group of 4 bits has only its lowest number
     if not bits or raw.dtype != torch.uint8:
         raise ModelError(
             f"'{parts}' {list(raw.shape)} does not lie in rows of as many codes as share a scale (2 or 4 bits)."

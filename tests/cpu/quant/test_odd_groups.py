@@ -73,10 +73,12 @@ def test_gptq(columns: int, group: int, ordered: bool) -> None:
         forms.read({**tensors, "g_idx": index.clone().fill_(0).int()}, config, (OUT, columns))
 
 
+@pytest.mark.parametrize("columns", [192, 128, 64])
 @pytest.mark.parametrize(("rows", "bits"), [(1, 4), (3, 4), (1, 2), (5, 2), (6, 2)])
-def test_quanto_with_parts_that_are_not_full(rows: int, bits: int) -> None:
-    """A byte holds a row of groups of each part; the last parts may lack some."""
-    codes, zeros, scales = made(rows, 192, 64, bits)
+def test_quanto_with_parts_that_are_not_full(rows: int, bits: int, columns: int) -> None:
+    """A byte holds a row of groups of each part; the last parts may lack some, and with two groups a file of 2 bits has
+    the shape of one of 4."""
+    codes, zeros, scales = made(rows, columns, 64, bits)
     dense = (codes - zeros.repeat_interleave(64, 1)).float() * scales.float().repeat_interleave(64, 1)
     groups, parts = codes.view(-1, 64), 8 // bits
     lines = -(-len(groups) // parts)
@@ -87,7 +89,7 @@ def test_quanto_with_parts_that_are_not_full(rows: int, bits: int) -> None:
         "weight._scale": scales.float().view(-1, 1),
         "weight._shift": (scales.float() * zeros).view(-1, 1),
     }
-    found = forms.read(tensors, {"quant_method": "quanto"}, (rows, 192)).dense()
+    found = forms.read(tensors, {"quant_method": "quanto"}, (rows, columns)).dense()
     assert torch.allclose(found, dense, atol=2e-2 * float(scales.max()))
 
 
