@@ -61,7 +61,7 @@ def train(
     torch.manual_seed(course.seed)
     parameters = [p for p in student.net.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=course.rate, betas=(0.9, 0.95), weight_decay=0.01)
-    asked = student.form | _asked(lines[0], course)
+    asked = student.form | _asked(lines[0], course) | {"MODEL": teacher.mark()}
     start = _resume(folder / STATE, student, optimiser, teacher.device, asked) if resume else 0
     began, right = time.monotonic(), judge(teacher, student, lines[1], course.batch)
     step = start

@@ -153,6 +153,20 @@ def test_who_goes_on_sees_the_same_lines(more, teacher):
     assert f"was learnt with another {more[0]}" in said or (more[0] == "--length" and more[0] in said), said
 
 
+def test_who_goes_on_with_another_model_is_told(teacher, tmp_path):
+    """The same model may have been moved."""
+    if not (teacher / "same").exists():
+        distill(teacher, "same", "medusa", "--steps", "2")
+    shutil.copytree(teacher / "teacher", tmp_path / "moved")
+    shutil.copytree(teacher / "same", tmp_path / "same")
+    arguments = [str(tmp_path / "same"), "--data", str(teacher / "text.txt"), "--kind", "medusa", *SETTINGS, "--resume"]
+    done = CliRunner().invoke(app, ["distill", str(tmp_path / "moved"), *arguments, "--steps", "3"])
+    assert done.exit_code == 0, done.output
+    make_tiny(tmp_path / "other", layers=3, seed=9)
+    done = CliRunner().invoke(app, ["distill", str(tmp_path / "other"), *arguments, "--steps", "4"])
+    assert done.exit_code == 2 and "was learnt with another MODEL" in done.output, done.output
+
+
 def test_wrong_input_is_told(teacher, tmp_path):
     for text, said in (("", "no text"), ("{", "not JSON"), ('{"word": 1}', "text")):
         file = tmp_path / "data.jsonl"

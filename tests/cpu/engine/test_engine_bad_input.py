@@ -132,7 +132,7 @@ def test_texts_that_cannot_fit_are_refused_unread(llm, monkeypatch):
     cut = SamplingParams(max_tokens=2, truncate_prompt_tokens=5)
     (output,) = llm.generate("a" * (most + 1), cut, use_tqdm=False)  # its end fits
     assert len(output.prompt_token_ids) == 5
-    with pytest.raises(TooLargeError, match="and at most [0-9]+ fit: shorten it"):
+    with pytest.raises(TooLargeError, match=r"and at most [0-9]+ fit: shorten it"):
         llm.generate("a" * most, use_tqdm=False)
 
     def encode(*_, **__):
