@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pathlib
+import subprocess
+import sys
+
 import pytest
 import torch
 from gpu_engine_helpers import CONFIG, agreement, ids, make, model, prompts  # noqa: F401
@@ -10,6 +14,7 @@ from gpu_lora_helpers import make as make_adapted
 from gpu_lora_helpers import model as adapted  # noqa: F401
 
 from tokenmill import SamplingParams
+from tokenmill.core.config import LINKS, environment_with
 from tokenmill.core.drafting import AllOfThem
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU or none here")
@@ -79,3 +84,22 @@ def test_drafts_over_devices(model, several):  # noqa: F811
         found = ids(llm.generate(asked_for, PARAMS, use_tqdm=False))
         assert llm.engine.scheduler.counters.drafted
     assert agreement(found, expected) > 0.97
+
+
+def test_long_sums_are_exchanged_in_pieces(tmp_path):
+    """To the bit, however late one rank is."""
+    script = pathlib.Path(__file__).with_name("gpu_exchange_rank.py")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(tmp_path / "ranks")],
+            env=environment_with(LINKS), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        for rank in ranks:
+            said, _ = rank.communicate(timeout=300)
+            assert "EXCHANGED" in said, said[-3000:]
+    finally:
+        for rank in ranks:
+            rank.kill()
