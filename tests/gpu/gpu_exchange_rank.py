@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import NormSpec
+from tokenmill.compute.model import Addition
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.parallel.distributed import World
 from tokenmill.parallel.pushed import PushGroup
@@ -43,12 +44,12 @@ def run(rank: int, meeting: str) -> None:
         got, then = [], []
         for rest, one in sent:
             out, normed = torch.empty_like(rest), None if norm is None else torch.empty_like(rest)
-            one.end(rest, norm, out, normed)
+            one.end(rest, Addition(norm), out, normed)
             got.append((out, normed))
             then.append((out, group.exchange(out.clone())))
         finished = torch.empty_like(residual)
         for place, (out, one) in zip(finished.chunk(count), then, strict=True):
-            one.end(out, None, place, None)
+            one.end(out, Addition(), place, None)
         assert torch.equal(torch.cat([out for out, _ in got]), wanted), turn
         assert torch.equal(finished, again), turn
         if norm is not None:

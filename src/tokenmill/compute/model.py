@@ -66,11 +66,21 @@ class Checkpoint(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What becomes of a sum over ranks: residual + scale * within(sum), and its norm."""
+
+    norm: NormSpec | None = None
+    scale: float = 1.0
+    within: NormSpec | None = None
+
+
 class Exchange(Protocol):
     """A sum over ranks under way."""
 
-    def end(self, residual: Tensor, norm: NormSpec | None, out: Tensor, normed: Tensor | None) -> None:
-        """out = residual + the sum, with the same bytes on each rank, and normed its norm, if there is one."""
+    def end(self, residual: Tensor, addition: Addition, out: Tensor, normed: Tensor | None) -> None:
+        """out = residual + scale * within(the sum), with the same bytes on each rank, and normed its norm, if there is
+        one."""
         ...
 
 

@@ -8,6 +8,7 @@ products take residuals and norms with them. Knows nothing of families.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, NormSpec
-from tokenmill.compute.model import Exchange, Group
+from tokenmill.compute.model import Addition, Exchange, Group
 from tokenmill.layers.linear import RowLinear
 
 
@@ -92,20 +93,22 @@ class Sum:
 
 @dataclass(slots=True)
 class Pieces:
-    """A long stream in pieces of rows, each residual + a sum over ranks under way: a block that treats rows one by one
-    computes the first pieces while the others are exchanged."""
+    """A long stream in pieces of rows, each residual + scale * after(a sum over ranks under way): a block that treats
+    rows one by one computes the first pieces while the others are exchanged."""
 
     sums: list[tuple[Tensor, Exchange]]
+    after: NormSpec | None = None
+    scale: float = 1.0
 
     def _ended(self, norm: NormSpec | None) -> tuple[Tensor, Tensor | None]:
         """All rows, and their norm."""
-        first = self.sums[0][0]
+        first, addition = self.sums[0][0], Addition(norm, self.scale, self.after)
         x = first.new_empty((sum(len(residual) for residual, _ in self.sums), first.shape[1]))
         h = None if norm is None else torch.empty_like(x)
         at = 0
         for residual, exchange in self.sums:
             rows = slice(at, at + len(residual))
-            exchange.end(residual, norm, x[rows], None if h is None else h[rows])
+            exchange.end(residual, addition, x[rows], None if h is None else h[rows])
             at = rows.stop
         return x, h
 
@@ -119,13 +122,10 @@ class Pieces:
         assert h is not None
         return x, h
 
-    def through(self, block: Block, norm: NormSpec | None, ctx: ForwardContext) -> Pieces:
-        """The stream behind a block, piece by piece."""
-        made = []
+    def read(self, norm: NormSpec | None, ctx: ForwardContext) -> Iterator[tuple[Tensor, Tensor, NormSpec | None]]:
+        """What `read` gives, piece by piece."""
         for each in self.sums:
-            x, h, left = read(Pieces([each]), norm, ctx)
-            made.append((x, block.group.exchange(block.part(h, ctx, left))))
-        return Pieces(made)
+            yield read(Pieces([each], self.after, self.scale), norm, ctx)
 
 
 Stream = Tensor | Sum | Pieces
@@ -174,18 +174,19 @@ def through(
     ahead: Block | None = None,
 ) -> Stream:
     """x + scale * after(block(norm(x))). ahead: the block that reads this next, if it may do so piece by piece."""
-    plain = after is None and scale == 1.0
-    if isinstance(x, Pieces) and plain and _by_row(block, ctx):
-        return x.through(block, norm, ctx)
+    group = block.group
+    if isinstance(x, Pieces) and _by_row(block, ctx):
+        read_one = x.read(norm, ctx)
+        return Pieces([(rest, group.exchange(block.part(h, ctx, left))) for rest, h, left in read_one], after, scale)
     x, h, norm = read(x, norm, ctx)
     if adds(block):
-        if plain and ahead is not None and isinstance(block, Projected) and _by_row(ahead, ctx):
-            count = block.group.pieces(x)
+        if ahead is not None and isinstance(block, Projected) and _by_row(ahead, ctx):
+            count = group.pieces(x)
             if count > 1:
                 inside = block.inside(h, ctx, norm).chunk(count)
-                parts = (block.group.exchange(block.output.weight.matmul(rows, ctx)) for rows in inside)
-                return Pieces(list(zip(x.contiguous().chunk(count), parts, strict=True)))
-        return Sum(block.part(h, ctx, norm), x, block.group, after, scale)
-    if plain:
+                parts = (group.exchange(block.output.weight.matmul(rows, ctx)) for rows in inside)
+                return Pieces(list(zip(x.contiguous().chunk(count), parts, strict=True)), after, scale)
+        return Sum(block.part(h, ctx, norm), x, group, after, scale)
+    if after is None and scale == 1.0:
         return block(h, ctx, norm=norm, residual=x)
     return ctx.kernels.add(x, block(h, ctx, norm=norm), scale, within=after)

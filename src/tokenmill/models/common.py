@@ -141,5 +141,6 @@ class Sandwich:
     def __call__(self, x: Stream, ctx: ForwardContext) -> Stream:
         """x [T, hidden] -> [T, hidden]."""
         for block, before, after in self.around:
-            x = through(x, block, ctx, before, after=after, scale=self.scale)
+            ahead = self.mlp if block is self.attention else None
+            x = through(x, block, ctx, before, after=after, scale=self.scale, ahead=ahead)
         return x

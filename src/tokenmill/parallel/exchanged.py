@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.compute.forward import NormSpec
+from tokenmill.compute.model import Addition
 from tokenmill.device.beside import Beside, is_recording, wait_for
 from tokenmill.kernels.triton.arrived import add_arrived
 
@@ -78,10 +78,10 @@ class Sent:
     number: int
     gone: Any
 
-    def end(self, residual: Tensor, norm: NormSpec | None, out: Tensor, normed: Tensor | None) -> None:
-        """out = residual + both parts, and normed its norm."""
+    def end(self, residual: Tensor, addition: Addition, out: Tensor, normed: Tensor | None) -> None:
+        """out = residual + scale * within(both parts), and normed its norm."""
         theirs = self.all.inbox[self.slot, : self.part.nbytes].view(self.part.dtype)
         turn = (self.number + (1 << 31)) % (1 << 32) - (1 << 31)
         at = self.all.arrived[self.slot :]
-        add_arrived(self.part, theirs, at, turn, residual, norm, out, normed, pdl=self.all.pdl)
+        add_arrived(self.part, theirs, at, turn, residual, addition, out, normed, pdl=self.all.pdl)
         wait_for(self.gone)  # before other work gets the part's memory

@@ -24,10 +24,11 @@ class ThreadExchange:
     def __init__(self, total: Tensor) -> None:
         self.total = total
 
-    def end(self, residual, norm, out, normed):
-        out.copy_(residual + self.total)
-        if norm is not None:
-            normed.copy_(ReferenceKernels().norm(out, norm))
+    def end(self, residual, addition, out, normed):
+        kernels = ReferenceKernels()
+        out.copy_(kernels.add(residual, self.total, addition.scale, within=addition.within))
+        if normed is not None:
+            normed.copy_(kernels.norm(out, addition.norm))
 
 
 class ThreadGroup:

@@ -79,10 +79,10 @@ def test_a_sum_over_ranks_comes_with_the_norm_that_reads_it(name, tmp_path):
         assert (one - alone).abs().max() <= 1e-4
 
 
-PIECEWISE = ("qwen2", "phi3", "gpt2", "smollm3-0")
+PIECEWISE = ("qwen2", "phi3", "gpt2", "smollm3-0", "gemma2", "gemma3", "granite-0")
 
 
-@pytest.mark.parametrize("name", [*PIECEWISE, "mixtral", "gemma2", "falcon-7b"])
+@pytest.mark.parametrize("name", [*PIECEWISE, "mixtral", "falcon-7b"])
 def test_sums_in_pieces_are_those_made_at_once(name, tmp_path):
     """Where the block ahead treats rows one by one; others are left as they are."""
     _, config, tensors = ({**ALL, **CASES})[name].make(tmp_path)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.compute.forward import NormSpec
+from tokenmill.compute.model import Addition
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import all_reduce, arrived
 from tokenmill.kernels.triton.all_reduce import BLOCK, EMPTY, SLOTS, push_norm, push_sum
@@ -124,15 +125,22 @@ def test_what_has_arrived_is_added_and_normed(rows, width, turn, monkeypatch):
     mine, theirs, residual = (torch.randn(rows, width).half() for _ in range(3))
     turns = torch.tensor([turn], dtype=torch.int32)
     weight, bias = torch.randn(2, width).half()
-    exact = mine.float() + theirs.float() + residual.float()
-    for norm in (None, NormSpec(weight, 1e-5), NormSpec(weight, 1e-5, kind="layer", bias=bias)):
+    layer = NormSpec(weight, 1e-5, kind="layer", bias=bias)
+    for norm, scale, within in (
+        (None, 1.0, None), (NormSpec(weight, 1e-5), 1.0, None), (layer, 1.0, None), (None, 0.3, None),
+        (layer, 1.0, NormSpec(bias, 1e-5, offset=1.0)), (None, 0.3, layer),
+    ):  # fmt: skip
         out, normed = torch.empty_like(mine), None if norm is None else torch.empty_like(mine)
+        both = (mine.float() + theirs.float()).half()
+        wanted = ReferenceKernels().add(residual, both, scale, within=within)
+        if within is None and scale == 1.0:
+            wanted = (mine.float() + theirs.float() + residual.float()).half()
         for asked in (turn, turn - 1 if turn > 0 else (1 << 31) - 1):
-            add_arrived(mine, theirs, turns, asked, residual, norm, out, normed, pdl=False)
-            assert torch.equal(out, exact.half())
+            addition = Addition(norm, scale, within)
+            add_arrived(mine, theirs, turns, asked, residual, addition, out, normed, pdl=False)
+            assert (out - wanted).abs().max() <= (0.0 if within is None else 0.01)
             if norm is not None:
-                wanted = ReferenceKernels().norm(out.float(), norm)
-                assert (normed.float() - wanted).abs().max() <= 0.01
+                assert (normed.float() - ReferenceKernels().norm(out.float(), norm)).abs().max() <= 0.01
 
 
 def _asked(streams: list[tuple[int, int]]) -> list[tuple[str, int]]:

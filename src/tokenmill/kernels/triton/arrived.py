@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.compute.forward import NormSpec
+from tokenmill.compute.model import Addition
 from tokenmill.kernels.triton.common import begin, pow2, wait
-from tokenmill.kernels.triton.pointwise import norm_stored, stored_norm
+from tokenmill.kernels.triton.pointwise import add_row, norm_stored, stored_norm
 
 MOST_PROGRAMS = 528
 """Four of a Hopper's multiprocessor: each asks once whether the other part is there, then has several rows."""
@@ -21,8 +21,10 @@ MOST_PROGRAMS = 528
 @triton.jit(do_not_specialize=["turn", "rows"])
 def _arrived_kernel(
     mine_ptr, theirs_ptr, residual_ptr, out_ptr, normed_ptr, turn_ptr, turn, rows, D,
-    norm_ptr, norm_bias_ptr, norm_eps, NORM: tl.constexpr, NORM_BIAS: tl.constexpr, NORM_OFFSET: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
+    scale, within_ptr, within_bias_ptr, within_eps, norm_ptr, norm_bias_ptr, norm_eps,
+    WITHIN: tl.constexpr, WITHIN_BIAS: tl.constexpr, WITHIN_OFFSET: tl.constexpr,
+    NORM: tl.constexpr, NORM_BIAS: tl.constexpr, NORM_OFFSET: tl.constexpr,
+    PLAIN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     d = tl.arange(0, BLOCK)
@@ -35,7 +37,12 @@ def _arrived_kernel(
         mine = tl.load(mine_ptr + at, mask=real, other=0.0).to(tl.float32)
         theirs = tl.load(theirs_ptr + at, mask=real, other=0.0, cache_modifier=".cg").to(tl.float32)
         residual = tl.load(residual_ptr + at, mask=real, other=0.0).to(tl.float32)
-        total = (mine + theirs + residual).to(out_ptr.dtype.element_ty)
+        if PLAIN:
+            total = (mine + theirs + residual).to(out_ptr.dtype.element_ty)
+        else:
+            total = (mine + theirs).to(out_ptr.dtype.element_ty).to(tl.float32)
+            total = add_row(residual, total, scale, within_ptr, within_bias_ptr, d, real, D, within_eps,
+                            WITHIN, WITHIN_BIAS, WITHIN_OFFSET, out_ptr.dtype.element_ty)  # fmt: skip
         tl.store(out_ptr + at, total, mask=real)
         if NORM != "none":
             y = norm_stored(total.to(tl.float32), norm_ptr, norm_bias_ptr, d, real, D, norm_eps,
@@ -44,14 +51,16 @@ def _arrived_kernel(
 
 
 def add_arrived(
-    mine: Tensor, theirs: Tensor, turns: Tensor, turn: int, residual: Tensor, norm: NormSpec | None, out: Tensor,
+    mine: Tensor, theirs: Tensor, turns: Tensor, turn: int, residual: Tensor, addition: Addition, out: Tensor,
     normed: Tensor | None, *, pdl: bool,
 ) -> None:  # fmt: skip
-    """out = residual + mine + theirs (two ranks' parts, so in any order), and normed its norm: rows [T, D] of one type.
-    theirs is there when turns [1] int32 is `turn`, or beyond it."""
+    """out = residual + scale * within(mine + theirs) (two ranks' parts, so in any order), and normed its norm: rows
+    [T, D] of one type. theirs is there when turns [1] int32 is `turn`, or beyond it."""
     rows, width = out.shape
     block = pow2(width)
+    plain = addition.within is None and addition.scale == 1.0
     _arrived_kernel[(min(rows, MOST_PROGRAMS),)](
-        mine, theirs, residual, out, normed, turns, turn, rows, width, **stored_norm(norm, "norm"),
-        BLOCK=block, PDL=pdl, num_warps=max(1, min(16, block // 512)), launch_pdl=pdl,
+        mine, theirs, residual, out, normed, turns, turn, rows, width, float(addition.scale),
+        **stored_norm(addition.within, "within"), **stored_norm(addition.norm, "norm"),
+        PLAIN=plain, BLOCK=block, PDL=pdl, num_warps=max(1, min(16, block // 512)), launch_pdl=pdl,
     )  # fmt: skip
