@@ -71,7 +71,7 @@ class TritonKernels(ProductKernels):
             torch.cuda.set_device(device)  # Triton launches on the current device
         super().__init__(steady=steady, without=without, cache=cache, pruned=pruned)
         self.trees = self.chooses = True
-        self.rounds_at_once = 1 << 25
+        self.rounds_at_once = 1 << 23  # what is freed again is too small for stacks of experts to be laid into it
         self._stepping = Stepping(self.launch, cascade="cascade" not in without)
         self._moved: dict[int, Parts] = {}
         self._copied: dict[int, tuple[Sequence[tuple[Tensor, Tensor]], RowTable]] = {}
