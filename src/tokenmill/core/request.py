@@ -329,7 +329,8 @@ class Request(msgspec.Struct, kw_only=True):
     outputs that are complete, `mus` mirostat's states behind them. The border between prompt and output stays where it
     was. `prompt_keys`: the keys of the prompt's tokens in the prefix cache, if they are not the ids: all placeholders
     of a picture have the same id, but each stands for another part of it. `scored_from`: the first prompt token whose
-    log-probability is reported; tokens before it may come from the cache.
+    log-probability is reported; tokens before it may come from the cache. `reached`: how many of the prompt's tokens an
+    earlier engine has counted.
     """
 
     id: str
@@ -346,6 +347,7 @@ class Request(msgspec.Struct, kw_only=True):
     ended: list[int] = []
     mus: list[float | None] = []
     scored_from: int = 0
+    reached: int = 0
 
 
 class TokenLogprob(msgspec.Struct, gc=False):

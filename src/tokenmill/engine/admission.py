@@ -107,6 +107,7 @@ class Admission:
             constraint=self._constraint(params),
             reads_cache=(params.prompt_logprobs is None or scored > 0) and not params.skip_reading_prefix_cache,
             scored=scored,
+            reached=request.reached,
         )
 
     def _embedding(self, request: Request, num_open: int, pooling: str) -> SequenceGroup:

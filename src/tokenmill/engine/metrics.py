@@ -12,6 +12,7 @@ GAUGES = {
     "vllm:num_requests_running": ("running", "Outputs in the batch: a request with n has n."),
     "vllm:num_requests_waiting": ("waiting", "Outputs that wait for the batch."),
     "vllm:kv_cache_usage_perc": ("kv_usage", "Share of K/V blocks in use."),
+    "tokenmill:engine_up": ("up", "1: the engine serves; 0: it starts, or makes no progress."),
     "tokenmill:kv_blocks": ("kv_blocks", "K/V blocks."),
     "tokenmill:kept_states": ("states_kept", "States of recurrent layers that the prefix cache keeps."),
     "tokenmill:kept_state_slots": ("state_slots", "Slots for such states."),

@@ -88,6 +88,8 @@ class Failed(msgspec.Struct, tag="failed"):
 class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One engine's current gauges, and its totals since its start."""
 
+    up: int = 1
+    """0 while the engine starts, or makes no progress: others take its requests."""
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0

@@ -27,7 +27,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     """What operators and their tools ask."""
 
     async def health(request: Request) -> Response:
-        """200 while the engine makes progress, else 503."""
+        """200 while an engine makes progress, else 503."""
         if trouble_of_all(context.shared):
             found = HttpError(503, "The engine is not available right now.", retry_after=1)
             return Response(error_bytes(found), 503, media_type="application/json")

@@ -87,6 +87,7 @@ class FakeLink:
         self.task: asyncio.Task[None] | None = None
         self.on_death: Callable[[str], None] = lambda reason: None
         self.steps = 0
+        self.prompt_tokens = 0
         self.output_tokens = 0
         self.asleep: list[str] = []
 
@@ -158,6 +159,7 @@ class FakeLink:
                 work.started = True
                 report.started[work.request.id] = 0.0
                 report.prefilled[work.request.id] = len(work.request.prompt_ids)
+                self.prompt_tokens += len(work.request.prompt_ids) - work.request.reached
             self._advance(work, report)
         self.steps += bool(running)
         report.tokens = len(report.deltas)
@@ -165,6 +167,7 @@ class FakeLink:
             running=len(running),
             waiting=len(self.works) - len(running),
             kv_usage=min(1.0, len(self.works) / self.options.max_rows),
+            prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
             steps=self.steps,
         )

@@ -84,12 +84,16 @@ def test_replay_while_others_run_and_memory_is_short(tiny: Path) -> None:
     for i in range(6):
         calm[i] = run(made, Request(id=f"calm{i}", prompt_ids=PROMPT[i:], params=params, seed=i))[0][0]
     for i in range(6):
-        emitted = [calm[i][: 5 * i]]
-        made.engine.add(Request(id=f"again{i}", prompt_ids=PROMPT[i:], params=params, seed=i, emitted=emitted))
+        said, prompt = [calm[i][: 5 * i]], PROMPT[i:]
+        made.engine.add(
+            Request(id=f"again{i}", prompt_ids=prompt, params=params, seed=i, emitted=said, reached=len(prompt))
+        )
     found = {f"again{i}": calm[i][: 5 * i] for i in range(6)}
     while made.engine.has_work:
         for delta in made.engine.step():
             found[delta.request_id] += delta.tokens
     assert [found[f"again{i}"] for i in range(6)] == [calm[i] for i in range(6)]
-    assert made.engine.scheduler.counters.preemptions > 0
+    counters = made.engine.scheduler.counters
+    assert counters.preemptions > 0
+    assert counters.prompt_tokens + counters.cached_tokens == sum(len(PROMPT) - i for i in range(6)), "counted once"
     made.engine.close()

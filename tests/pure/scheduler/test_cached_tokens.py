@@ -52,3 +52,18 @@ def test_cached_tokens_are_what_others_left(options: dict[str, int]) -> None:
     assert counters.cached_tokens == 2 * SHARED, "the totals are the sum of what requests are told"
     assert counters.cached_tokens + counters.prompt_tokens == 3 * (SHARED + OWN), "every prompt counts once"
     assert bool(counters.recomputed) == ("n" in options or "blocks" in options)
+
+
+def test_a_replayed_prompt_counts_once() -> None:
+    """What an earlier engine has counted of it is computed again, and not counted."""
+    model = HashModel(stop_every=1 << 40)
+    tables = BlockTables([GroupLayout(0)], [60], BLOCK)
+    scheduler = Scheduler(Limits(4, max_step_tokens=8), tables, make_policy("fcfs"), NoDrafter())
+    engine = Engine(scheduler, HashExecutor(model, [0], [60], BLOCK), None)  # type: ignore[arg-type]
+    for reached, emitted in ((SHARED, []), (SHARED + OWN, [[7, 7], [7]])):
+        request = Request(id="r", prompt_ids=[1] * SHARED + [2] * OWN, params=SamplingParams(n=2), emitted=emitted)
+        scheduler.add(SequenceGroup(request, Sampling(), RowSampling(end_ids=[0]), 30, 2, reached=reached))
+        while engine.has_work:
+            engine.step()
+        engine.forget_prefixes()
+    assert (scheduler.counters.prompt_tokens, scheduler.counters.cached_tokens) == (OWN, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from tokenmill.engine.wire import Report, encode_news, read_news
 from tokenmill.kvcache.cache_events import prompt_marks
 from tokenmill.server.backend import DeltaStream
 from tokenmill.server.engines.state import FleetOptions
-from tokenmill.testing.fake_generator import FakeOptions
+from tokenmill.testing.fake_generator import FakeLink, FakeOptions
 
 PATH = "/v1/completions"
 
@@ -48,6 +49,8 @@ async def test_streams_survive_deaths_with_identical_text(start: Starter) -> Non
     for got, wanted in zip(answers, calm, strict=True):
         assert got["choices"] == wanted["choices"] and got["usage"] == wanted["usage"]
     assert served.context.gate.open == 0 and not served.fake.fleet.open_requests
+    counted = served.fake.fleet.stats()[0].prompt_tokens
+    assert counted == sum(answer["usage"]["prompt_tokens"] for answer in answers), "every prompt counts once"
 
 
 async def test_what_an_engine_tells_of_its_cache_draws_requests(start: Starter) -> None:
@@ -234,6 +237,36 @@ async def test_a_hung_engine_is_noticed_and_replaced(start: Starter) -> None:
     options.hung = False
     assert texts((await task).json()) == texts(calm[0])
     assert served.fake.fleet.restarts >= 1
+
+
+async def test_a_server_is_healthy_while_any_engine_serves(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that starts again or hangs is seen in /metrics, and gets no requests."""
+    served = await start(FakeOptions(step_s=0.002), FleetOptions(engines=2, watchdog_s=0.5))
+    fleet, begin = served.fake.fleet, FakeLink.start
+
+    async def seen() -> tuple[list[int], list[str]]:
+        paths = ("/health", "/ready", "/ping", "/v2/health/ready", "/v2/models/fake/ready")
+        text = (await served.client.get("/metrics")).text
+        states = [(await served.client.get(path)).status_code for path in paths]
+        return states, re.findall(r'tokenmill:engine_up\{engine="."[^}]*\} (\S+)', text)
+
+    assert await seen() == ([200] * 5, ["1.0", "1.0"])
+    monkeypatch.setattr(FakeLink, "start", lambda self, on_news, on_death: begin(self, lambda news: None, on_death))
+    served.fake.link(1).die()  # its next life never says that it has loaded
+    await until(lambda: fleet.restarts == 1)
+    assert await seen() == ([200] * 5, ["1.0", "0.0"])
+    assert (await served.post(PATH, {"prompt": "abc", "max_tokens": 3})).status_code == 200
+    served.fake.link(0).die()
+    await until(lambda: fleet.restarts == 2)
+    assert await seen() == ([503] * 5, ["0.0", "0.0"])
+    monkeypatch.setattr(FakeLink, "start", begin)
+    for number in (0, 1):
+        served.fake.link(number).die()
+    await until(lambda: all(engine.ready for engine in fleet.engines))
+    monkeypatch.setattr(fleet.engines[1], "absence", lambda limit: "engine 1 has made no progress for 9.0 s")
+    for i in range(6):
+        assert (await served.post(PATH, {"prompt": f"abc{i}", "max_tokens": 3})).status_code == 200
+    assert (await seen())[1] == ["1.0", "0.0"] and not served.fake.link(1).prompt_tokens
 
 
 async def test_other_engines_take_over_at_once(start: Starter) -> None:

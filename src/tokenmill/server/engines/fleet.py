@@ -180,18 +180,16 @@ class Fleet:
             self._forget(entry)
 
     def health(self) -> str | None:
-        if self.broken is not None:
+        """None while any engine serves: it takes the requests of those that do not."""
+        if self.broken is not None or self.rest.asleep:  # an engine that died asleep is loaded when it is woken
             return self.broken
-        now = time.monotonic()
-        for engine in () if self.rest.asleep else self.engines:  # an engine that died asleep is loaded when it is woken
-            if not engine.ready:
-                return f"engine {engine.number}: {engine.trouble or 'it is starting'}"
-            if now - engine.heard > self.options.watchdog_s:
-                return f"engine {engine.number} has made no progress for {now - engine.heard:.1f} s"
-        return None
+        found = [engine.absence(self.options.watchdog_s) for engine in self.engines]
+        return found[0] if all(found) else None
 
     def stats(self) -> list[EngineStats]:
         found = [engine.totals() for engine in self.engines]
+        for engine, stats in zip(self.engines, found, strict=True):
+            stats.up = int(engine.absence(self.options.watchdog_s) is None)
         found[0].waiting += self.queue.num_waiting
         return found
 
@@ -225,7 +223,7 @@ class Fleet:
             self.adapters.heard(engine, news.adapted)
         self.rest.heard(engine, news.slept)
         if news.stats is not None:
-            engine.stats = news.stats
+            engine.stats, engine.counted_at = news.stats, engine.heard
         self.deliveries.safely("", self.observe, news.tokens, engine.number)
 
     def _mistake(self, request_id: str) -> None:
@@ -410,9 +408,11 @@ class Fleet:
         """Send a request to this engine. None: to one of those that are not set aside."""
         request, stream = entry.request, entry.stream
         if number is None:
-            able = [e.number for e in self.engines if e.ready and e.number != self.trials.engine]
-            if not able:
+            ready = [e for e in self.engines if e.ready and e.number != self.trials.engine]
+            if not ready:
                 return self.parked.append(request.id)
+            present = [e for e in ready if e.absence(self.options.watchdog_s) is None]
+            able = [e.number for e in present or ready]
             asked = asked_of(request, stream.session, stream.owner)
             number = self.router.pick_engine(able, asked, only=stream.rank if stream.rank in able else None)
         entry.engine = entry.timeline.engine = number
@@ -458,9 +458,7 @@ class Fleet:
             self.trials.contest(orphans)
             tried = None
         for entry in sorted(orphans, key=lambda e: e.timeline.arrival):
-            entry.engine = -1
-            entry.deaths += 1
-            entry.timeline.replays += 1
+            entry.died(engine.counted_at)
             if self.broken is None:
                 self.deliveries.safely(entry.request.id, self._blame if entry is tried else self._replay, entry)
         self.trials.lost(engine, explained=tried is not None)

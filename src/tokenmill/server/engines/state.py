@@ -79,6 +79,14 @@ class Open:
             self.request.mus = self.request.mus or [None] * self.num_outputs
             self.request.mus[delta.index] = delta.mu
 
+    def died(self, counted_at: float) -> None:
+        """Its engine has died, whose totals were last heard at this time: they hold the prompt's tokens up to then."""
+        self.engine = -1
+        self.deaths += 1
+        self.timeline.replays += 1
+        counted = [tokens for at, tokens in self.timeline.prefill if at <= counted_at]
+        self.request.reached = max(self.request.reached, *counted, 0)
+
     def drop_seen_rows(self, delta: TokenDelta) -> None:
         """Remove the prompt's scores that an earlier engine has already sent."""
         rows = delta.prompt_logprobs or []
@@ -110,6 +118,8 @@ class Engine:
         """The totals of earlier lives."""
         self.stats = EngineStats()
         self.link: Link | None = None
+        self.counted_at = 0.0
+        """When the totals of `stats` were heard."""
         self.vain = 0
         """How many lives in a row have failed to load or start."""
         self.trouble: str | None = None
@@ -160,6 +170,13 @@ class Engine:
         self.moved += seconds
         if self.stopped_since is not None:
             self.stopped_since += seconds
+
+    def absence(self, watchdog_s: float) -> str | None:
+        """Why it does not serve now. None: it does."""
+        if not self.ready:
+            return f"engine {self.number}: {self.trouble or 'it is starting'}"
+        quiet = time.monotonic() - self.heard
+        return f"engine {self.number} has made no progress for {quiet:.1f} s" if quiet > watchdog_s else None
 
     def totals(self) -> EngineStats:
         """Its present gauges, with the totals of all lives."""

@@ -157,6 +157,6 @@ export function Engines({ engines }) {
   const names = [["running", "Running", count], ["waiting", "Queue", count], ["kv_usage", "Memory in use", share], ["prompt_tokens", "Tokens in", count], ["cached_tokens", "Cached", count], ["output_tokens", "Tokens out", count], ["preemptions", "Preemptions", count], ["steps", "Steps", count]];
   return html`<section class="card"><header><h2>Engines</h2></header><div class="table" tabindex="0" role="region" aria-label="Engines"><table>
     <thead><tr><th scope="col">Engine</th>${names.map(([, label]) => html`<th scope="col" class="number" key=${label}>${label}</th>`)}</tr></thead>
-    <tbody>${engines.map((e, i) => html`<tr key=${i}><th scope="row">${i}</th>${names.map(([key, , say]) => html`<td class="number" key=${key}>${say(e[key] ?? 0)}</td>`)}</tr>`)}</tbody>
+    <tbody>${engines.map((e, i) => html`<tr key=${i}><th scope="row">${i}${e.up === 0 ? html` <span class="bad">away</span>` : ""}</th>${names.map(([key, , say]) => html`<td class="number" key=${key}>${say(e[key] ?? 0)}</td>`)}</tr>`)}</tbody>
   </table></div></section>`;
 }
