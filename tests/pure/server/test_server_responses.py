@@ -142,6 +142,20 @@ async def test_what_a_cancelled_response_shows_is_what_the_next_one_continues(st
     assert more.json()["usage"]["input_tokens"] > (await served.post(PATH, HI)).json()["usage"]["input_tokens"]
 
 
+@pytest.mark.parametrize("way", ["previous_response_id", "conversation"])
+async def test_a_call_that_its_length_broke_off_is_no_call(start, way):
+    served = await start(FakeOptions(script=CALL), **PARSERS)
+    talk = (await served.post("/v1/conversations", {})).json()["id"]
+    more = {"conversation": talk} if way == "conversation" else {}
+    cut = (await served.post(PATH, {**HI, **more, "tools": [TOOL], "max_output_tokens": 80})).json()
+    last = cut["output"][-1]
+    assert (cut["status"], last["type"], last["status"]) == ("incomplete", "function_call", "incomplete")
+    going = (await served.post(PATH, {"input": "Go on.", way: talk if more else cut["id"]})).json()
+    kept = served.context.store.find(Kept, going["id"], "anonymous")
+    said = json.loads(kept.messages)[1]
+    assert said["content"] == "Well." and said["reasoning"] == "It asks." and "tool_calls" not in said
+
+
 async def test_a_response_cancelled_before_its_first_word_adds_nothing(start):
     served = await start(FakeOptions(step_s=60))
     slow = (await served.post(PATH, {**HI, "background": True})).json()["id"]

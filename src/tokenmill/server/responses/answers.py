@@ -87,11 +87,16 @@ class GrowingResponse:
         if self.open is not None:
             self._item["status"] = "incomplete"
 
+    @property
+    def lasting(self) -> list[dict[str, Any]]:
+        """The output for the next turn. A call that was broken off is no call."""
+        output = self.response["output"]
+        return [item for item in output if item["type"] != "function_call" or item["status"] == "completed"]
+
     def message(self) -> dict[str, Any]:
-        """What was said, as a chat message for the next turn. A call that was broken off is no call."""
+        """What was said, as a chat message for the next turn."""
         found: dict[str, Any] = {"role": "assistant", "content": self.said.content}
-        calls = [item for item in self.response["output"] if item["type"] == "function_call"]
-        calls = calls[:-1] if self.open == "function_call" else calls
+        calls = [item for item in self.lasting if item["type"] == "function_call"]
         if calls:
             found["tool_calls"] = [
                 {"id": c["call_id"], "type": "function", "function": {"name": c["name"], "arguments": c["arguments"]}}

@@ -160,7 +160,7 @@ def end_run(run: Run, messages: bytes | None = None) -> None:
         return
     conversation.writers -= 1
     if messages is not None and run.store.holds(conversation):
-        items = msgspec.json.decode(kept.items) + run.growing.response["output"]
+        items = msgspec.json.decode(kept.items) + run.growing.lasting
         conversation.add(encoded_items(items))
         run.store.weigh(conversation)
 
