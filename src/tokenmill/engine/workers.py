@@ -281,7 +281,7 @@ def start_ranks(config: EngineConfig) -> tuple[ProcessExecutor, dict[str, Any]]:
             files = ways.give(start)
             links = LINKS if size * stages > 1 else {}
             ranks.append(Rank(*start_process("tokenmill.engine.worker", f"rank {number}", files, links)))
-            ranks[-1].pipe.send(msgspec.msgpack.encode(start))
+            _tell_while_loading(ranks[-1], msgspec.msgpack.encode(start))
         ways.let_go()
         watch = Watch([rank.process.pid for rank in ranks], on_device=device != "cpu")
         facts = _loaded(ranks, watch)
@@ -375,10 +375,15 @@ def _loaded(ranks: list[Rank], watch: Watch) -> list[dict[str, Any]]:
         if len(shared) == len(ranks):
             every = SHARED + msgspec.msgpack.encode([msgspec.Raw(shared[number]) for number in range(len(ranks))])
             for rank in ranks:
-                with contextlib.suppress(OSError):  # one that is gone is noticed when its next message is read
-                    rank.pipe.send(every)
+                _tell_while_loading(rank, every)
             shared.clear()
     return [msgspec.msgpack.decode(found[number]) for number in range(len(ranks))]
+
+
+def _tell_while_loading(rank: Rank, message: bytes) -> None:
+    """Send this; that a rank is gone is noticed when its next message is read."""
+    with contextlib.suppress(OSError, EOFError):
+        rank.pipe.send(message)
 
 
 def _said_while_loading(ranks: list[Rank], number: int) -> bytes | None:

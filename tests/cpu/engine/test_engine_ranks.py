@@ -19,7 +19,7 @@ from engines import exact, greedy, open_llm, run
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.config import make_config
-from tokenmill.core.errors import EngineDeadError, ParameterError
+from tokenmill.core.errors import EngineLostError, ParameterError
 from tokenmill.engine import watch, workers
 from tokenmill.engine.worker import BEAT, CONTROL
 from tokenmill.process.pipe import Pipe
@@ -201,8 +201,16 @@ def test_a_long_operation_is_no_hang_on_a_cpu(on_device, looks, found, monkeypat
     assert said[: len("a step")] == found
 
 
-@pytest.mark.parametrize(("how", "said"), [(signal.SIGKILL, r"signal 9"), (signal.SIGSTOP, r"rank 1 was stopped")])
-def test_a_rank_that_is_lost_while_it_loads_ends_the_load(how, said, tiny, monkeypatch):
+@pytest.mark.parametrize(
+    ("how", "gone", "said"),
+    [
+        (signal.SIGKILL, False, r"rank 1 ended .*\(signal 9\)"),
+        (signal.SIGKILL, True, r"rank 1 ended .*\(signal 9\)"),
+        (signal.SIGSTOP, False, r"rank 1 was stopped"),
+    ],
+)
+def test_a_rank_that_is_lost_while_it_loads_ends_the_load(how, gone, said, tiny, monkeypatch):
+    """gone: before it could be told anything."""
     started = []
     start = workers.start_process
 
@@ -211,11 +219,13 @@ def test_a_rank_that_is_lost_while_it_loads_ends_the_load(how, said, tiny, monke
         started.append(process)
         if len(started) == 2:
             os.kill(process.pid, how)
+            if gone:
+                process.wait()
         return process, pipe
 
     monkeypatch.setattr(workers, "start_process", lose)
     monkeypatch.setattr(watch, "STOPPED_S", 0.2)
-    with pytest.raises(EngineDeadError, match=said):
+    with pytest.raises(EngineLostError, match=said):
         workers.start_ranks(make_config(model=str(tiny), tensor_parallel_size=2))
     assert len(started) == 2 and all(process.poll() is not None for process in started), "a rank was left behind"
 
