@@ -135,5 +135,8 @@ async def test_a_vector_needs_no_room_for_an_answer(start: Starter, path: str) -
         answer = await served.post(path, bodies("a" * length)[path])
         assert answer.status_code == status, answer.text
     assert f"the prompt has {CONTEXT + 1} tokens, and at most {CONTEXT} fit" in answer.text
+    cut = {"truncate": True} if path == "/api/embed" else {"truncate_prompt_tokens": -1}
+    answer = (await served.post(path, bodies(LONG)[path] | cut)).json()
+    assert answer.get("prompt_eval_count", answer.get("usage", {}).get("prompt_tokens")) == CONTEXT
     text = await served.post("/v1/completions", {"prompt": "a" * CONTEXT, "max_tokens": 1})
     assert text.status_code == 400 and f"at most {CONTEXT - 1} fit" in text.text

@@ -31,7 +31,7 @@ async def embed(context: Context, body: EmbeddingRequest, job: Job, base: str) -
         for prompt in inputs:
             cut = body.truncate_prompt_tokens is not None
             text, ids = await context.text.read(prompt, add_special_tokens=body.add_special_tokens, any_length=cut)
-            prompts.append((text, truncate(ids, body, context.backend.info.max_model_len, 1)))
+            prompts.append((text, truncate(ids, body, context.backend.info.max_model_len, text=False)))
         vectors = await job.embed(f"embd-{base}", prompts, body.pooling or AS_STATED, priority=body.priority)
     usage = job.usage()
 

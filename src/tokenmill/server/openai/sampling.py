@@ -82,16 +82,18 @@ def all_of_them(body: Any, names: Sequence[str], vocab_size: int) -> None:
             setattr(body, name, vocab_size if wanted < 0 else min(wanted, vocab_size))
 
 
-def truncate(ids: list[int], body: Any, max_model_len: int, max_tokens: int | None) -> list[int]:
+def truncate(
+    ids: list[int], body: Any, max_model_len: int, max_tokens: int | None = None, *, text: bool = True
+) -> list[int]:
     """Keep `truncate_prompt_tokens` tokens: the last ones, or with truncation_side = right the first ones. -1: as many
-    as fit."""
+    as fit. text: beside an answer of max_tokens, or of one token; a vector needs no room."""
     keep = body.truncate_prompt_tokens
     if keep is None:
         return ids
     if keep == 0:
         raise ParameterError("truncate_prompt_tokens must be -1 or at least 1.", param="truncate_prompt_tokens")
     if keep == -1:
-        keep = max(1, max_model_len - max(1, max_tokens or 1))
+        keep = max(1, max_model_len - text * max(1, max_tokens or 1))
     return ids[:keep] if getattr(body, "truncation_side", None) == "right" else ids[-keep:]
 
 

@@ -32,7 +32,7 @@ async def cosines(context: Context, job: Job, base: str, pairs: Sequence[tuple[s
     prompts = []
     for text in texts:
         said, ids = await context.text.read(text, any_length=body.truncate_prompt_tokens is not None)
-        prompts.append((said, truncate(ids, body, context.backend.info.max_model_len, 1)))
+        prompts.append((said, truncate(ids, body, context.backend.info.max_model_len, text=False)))
     found = await job.embed(base, prompts, AS_STATED, priority=body.priority)
     vectors = dict(zip(texts, found, strict=True))
     size = NUMBER * len(pairs) * len(found[0])
