@@ -247,8 +247,11 @@ def _flag(folder: Path, config: dict[str, Any], name: str, default: bool) -> boo
 
 
 def _special_strings(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """The names of the tokens with a role. Where both files name one, special_tokens_map.json counts, unless the
+    settings list their added tokens: files of that time are whole, as Transformers has it."""
     strings: dict[str, str] = {}
-    for source in (_settings(folder / "special_tokens_map.json"), config):
+    sources = [config, _settings(folder / "special_tokens_map.json")]
+    for source in reversed(sources) if "added_tokens_decoder" in config else sources:
         for name in _NAMES:
             value = source.get(name)
             value = value.get("content") if isinstance(value, dict) else value

@@ -141,6 +141,14 @@ def test_tokens_that_only_settings_name_get_transformers_ids(tmp_path: Path) -> 
     assert not set(named) & {*ours.encode("<a><b><c>", allow_special=False)}
 
 
+@pytest.mark.parametrize("lists", [False, True])
+def test_where_two_files_name_a_role_the_older_way_counts_only_in_older_folders(lists: bool, tmp_path: Path) -> None:
+    """As in Transformers: settings that list their added tokens are whole."""
+    said = {"eos_token": "<end>", **(listed(X, "<x>") if lists else {})}
+    ours = folder_of(tmp_path, [], {"tokenizer_config.json": said, "special_tokens_map.json": {"eos_token": "<x>"}})
+    assert ours.special_strings["eos_token"] == ("<end>" if lists else "<x>")
+
+
 def test_a_named_token_keeps_its_sides(tmp_path: Path) -> None:
     said = {"additional_special_tokens": [{"content": "<new>", "lstrip": True, "rstrip": False}]}
     assert folder_of(tmp_path, [], {"tokenizer_config.json": said}).encode("a <new> b") == [*b"a", NEW, *b" b"]
