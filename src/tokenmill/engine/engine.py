@@ -6,8 +6,9 @@ Must not know: text, HTTP, devices, or any feature by name. One thread owns an E
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
+from typing import Any
 
 from tokenmill.core.constraint import Constraint
 from tokenmill.core.errors import EngineDeadError, IdInUseError
@@ -41,6 +42,11 @@ class Engine:
     def parts(self) -> list[Engine]:
         """The engines that this object consists of: here only itself (replicas.py has several)."""
         return [self]
+
+    @property
+    def alive(self) -> Mapping[int, Engine]:
+        """Those of them that have not died, by number."""
+        return {0: self}
 
     def add(self, request: Request, pooling: str | None = None) -> None:
         """Accept a request, or raise a UserError that says why not. pooling: how to pool an embedding (None:
@@ -128,6 +134,10 @@ class Engine:
                 inputs.processors[seq.row] = processors
                 self.scheduler.counters.processed += 1
         return inputs
+
+    def ask_all(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Send a control message to every rank."""
+        return self.executor.control_all(message)
 
     def close(self) -> None:
         """Stop the executor and the grammar helper; requests that are still open get no further delta."""

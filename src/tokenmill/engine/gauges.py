@@ -39,21 +39,22 @@ class Gauges:
         self.energy = energy_reader(built.facts.device, built.facts.device_uuid)
         self.measured_at, self.joules, self.watts = time.monotonic(), 0.0, 0.0
 
-    def read(self) -> EngineStats:
-        """The current gauges and totals."""
+    def read(self, *, up: bool = True) -> EngineStats:
+        """The current gauges and totals; of an engine that has died (not `up`), its last totals."""
         scheduler = self.engine.scheduler
         roster, c = scheduler.roster, scheduler.counters
         compiler = self.engine.admission.compiler
         held = sum(pool.held for pool in scheduler.tables.pools)
         self._estimate(c.steps, c.prompt_tokens + c.recomputed + c.output_tokens, held)
         now = time.monotonic()
-        if now - self.looked_at >= SLOW_S:
+        if up and now - self.looked_at >= SLOW_S:
             self.looked_at = now
             self._look()
             self._measure_energy(now)
         return EngineStats(
-            running=len(roster.running),
-            waiting=sum(1 for _, _, seq in roster.waiting if seq.status == WAITING),
+            up=int(up),
+            running=len(roster.running) * up,
+            waiting=sum(up for _, _, seq in roster.waiting if seq.status == WAITING),
             kv_usage=scheduler.tables.usage(),
             kv_blocks=sum(pool.num_blocks for pool in scheduler.tables.pools),
             kv_shared=sum(pool.shared for pool in scheduler.tables.pools),

@@ -275,8 +275,9 @@ class LLM:
         """The engine's current numbers, under the names of the server's metrics."""
         self._check_open()
         with self.driver.alone():
-            name = self.built.config.model.model
-            return [one for i, each in enumerate(self._gauges) for one in read_metrics(each.read(), name, i)]
+            name, alive = self.built.config.model.model, self.engine.alive
+            read = [each.read(up=i in alive) for i, each in enumerate(self._gauges)]
+            return [one for i, stats in enumerate(read) for one in read_metrics(stats, name, i)]
 
     def update_weights(self, weights: Weights) -> int:
         """Replace weights in place, from pairs of name and tensor, a dict of them, or a safetensors file or folder.

@@ -1,21 +1,29 @@
 """Several engines of one model behind the interface of one, for callers in this process (data parallel). Owns: which
-engine works on what, and waiting for whichever has something to commit.
+engine works on what, waiting for whichever has something to commit, and what follows when an engine dies.
 
-Each engine has processes of its own, so all compute at once while this thread plans for one after the other. Must not
-know: text, HTTP.
+Each engine has processes of its own, so all compute at once while this thread plans for one after the other. If one
+dies, the others continue its requests where they were. Must not know: text, HTTP.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import select
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
-from tokenmill.core.errors import IdInUseError
+from tokenmill.core.errors import EngineDeadError, IdInUseError, UserError
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.routing import Router, asked_of
+from tokenmill.engine.said import Said
 from tokenmill.process.pipe import LOOK_S
+
+log = logging.getLogger("tokenmill.engine")
+MOST_DEATHS = 2
+"""A request that was present at so many deaths goes on alone, when nothing else is left to do."""
 
 
 class Replicas:
@@ -24,83 +32,182 @@ class Replicas:
     def __init__(self, parts: list[Engine], prefix_block: int = 0) -> None:
         """prefix_block: tokens per block of the engines' prefix caches; 0: they have none."""
         self.parts = parts
+        self.alive = dict(enumerate(parts))
         self.admission, self.executor, self.scheduler = parts[0].admission, parts[0].executor, parts[0].scheduler
         self.router = Router(prefix_block)
-        self.owners: dict[str, int] = {}
+        self.open: dict[str, Said] = {}
+        self.held: list[Said] = []
+        """Requests that may be to blame for deaths: they wait until they can go on alone."""
+        self.given_up: list[TokenDelta] = []
+        self.dead = "no engine is left"
         self.news = select.poll()
-        for part in parts:
-            executor: Any = part.executor
-            for file in executor.files:
-                self.news.register(file, select.POLLIN)
+        self.files = [list(executor.files) for executor in (_processes(part) for part in parts)]
+        for file in (file for files in self.files for file in files):
+            self.news.register(file, select.POLLIN)
 
     @property
     def flying(self) -> deque[Any]:
         """The plans in flight of all engines."""
-        return deque(plan for part in self.parts for plan in part.flying)
+        return deque(plan for part in self.alive.values() for plan in part.flying)
 
     @property
     def has_work(self) -> bool:
-        """Does any engine have work?"""
-        return any(part.has_work for part in self.parts)
+        """Has any engine work, or does any request wait for one?"""
+        return bool(self.held or self.given_up) or any(part.has_work for part in self.alive.values())
 
     def add(self, request: Request, pooling: str | None = None) -> None:
         """Accept a request, or raise a UserError that says why not."""
-        if request.id in self.owners:
+        self._check_alive()
+        if request.id in self.open:
             raise IdInUseError(request.id)
-        for number, part in enumerate(self.parts):
+        for number, part in self.alive.items():
             self.router.cached(number, *part.scheduler.tables.cache.listener.take())
-        number = self.router.pick_engine(range(len(self.parts)), asked_of(request))
+        number = self.router.pick_engine(self.alive, asked_of(request))
         try:
             self.parts[number].add(request, pooling)
         except BaseException:
             self.router.done(number, request.id)
             raise
-        self.owners[request.id] = number
+        outputs = self.parts[number].scheduler.roster.groups[request.id].num_outputs
+        self.open[request.id] = Said(request, pooling, engine=number, emitted=[[] for _ in range(outputs)])
 
     def abort(self, request_id: str, index: int | None = None, reason: str = "abort") -> list[TokenDelta]:
         """End a request, or one of its outputs; returns the terminal deltas."""
-        number = self.owners.get(request_id)
-        if number is None:
+        entry = self.open.get(request_id)
+        if entry is None:
             return []
-        return self._seen(number, self.parts[number].abort(request_id, index, reason))
+        if entry.engine < 0:
+            return self._end(entry, index, reason)
+        return self._seen(entry.engine, self.parts[entry.engine].abort(request_id, index, reason))
 
     def forget_prefixes(self) -> None:
         """Empty the prefix caches."""
-        for part in self.parts:
+        for part in self.alive.values():
             part.forget_prefixes()
 
     def begin(self, tokens: int) -> None:
         """See Engine.begin; each engine has been given its share."""
-        for part in self.parts:
-            part.begin(tokens // len(self.parts))
+        for number, part in list(self.alive.items()):
+            with self._survived(number):
+                part.begin(tokens // len(self.parts))
 
     def step(self) -> list[TokenDelta]:
         """Submit all plans that the engines can take, and commit results that have come; waits for at least one."""
-        for part in self.parts:
-            while part.has_work and len(part.flying) < part.executor.depth and part.submit():
-                pass
-        waiting = [(number, part) for number, part in enumerate(self.parts) if part.flying]
-        while waiting:
-            ready = [(number, part) for number, part in waiting if _is_ready(part.flying[0][1])]
-            if ready:
-                return [delta for number, part in ready for delta in self._seen(number, part.commit())]
-            self.news.poll(LOOK_S * 1000)
-        return []
+        self._check_alive()
+        self._release()
+        for number, part in list(self.alive.items()):
+            with self._survived(number):
+                while part.has_work and len(part.flying) < part.executor.depth and part.submit():
+                    pass
+        found, self.given_up = self.given_up, []
+        news = bool(found)
+        while not news and (waiting := {n: part for n, part in self.alive.items() if part.flying}):
+            for number, part in waiting.items():
+                with self._survived(number):
+                    if _is_ready(part.flying[0][1]):
+                        found += self._seen(number, part.commit())
+                        news = True
+            news = news or not waiting.keys() <= self.alive.keys()  # plans are to be made for what a dead one leaves
+            if not news:
+                self.news.poll(LOOK_S * 1000)
+        return found
+
+    def ask_all(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Send a control message to every rank of every engine that lives; see Executor.control_all."""
+        found: list[dict[str, Any]] = []
+        for number, part in list(self.alive.items()):
+            with self._survived(number):
+                found += part.executor.control_all(message)
+        return found
 
     def close(self) -> None:
         """Stop all engines."""
         for part in self.parts:
             part.close()
 
+    # ------------------------------------------------------------ death
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise EngineDeadError(self.dead)
+
+    @contextlib.contextmanager
+    def _survived(self, number: int) -> Iterator[None]:
+        """Within this context the engine may die. Others go on with its requests; if none is left, this raises."""
+        try:
+            yield
+        except EngineDeadError as error:
+            self.dead = str(error)
+            self._lost(number)
+            self._check_alive()
+
+    def _lost(self, number: int) -> None:
+        part = self.alive.pop(number)
+        orphans = [entry for entry in self.open.values() if entry.engine == number]
+        left = f"{len(self.alive)} of {len(self.parts)} engines are left"
+        log.error("engine %d died (%s) with %d requests; %s", number, self.dead, len(orphans), left)
+        for file in self.files[number]:
+            self.news.unregister(file)
+        self.router.forget(number)
+        groups = part.scheduler.roster.groups
+        part.flying.clear()
+        part.executor.close()
+        alone = len(orphans) == 1 and orphans[0].deaths >= MOST_DEATHS
+        for entry in orphans:
+            entry.died(groups[entry.request.id].reached if entry.request.id in groups else 0)
+            if alone:
+                self.given_up += self._end(entry, None, "error", "engines died repeatedly while they worked on it")
+            elif entry.deaths >= MOST_DEATHS:
+                self.held.append(entry)
+            elif self.alive:
+                self._continue(entry)
+
+    def _continue(self, entry: Said) -> None:
+        """Give a request to another engine."""
+        request = entry.replayed()
+        entry.engine = self.router.pick_engine(self.alive, asked_of(request))
+        part = self.parts[entry.engine]
+        try:  # it was accepted once: however many wait, it may not be refused
+            part.scheduler.add(part.admission.check(request, 0, entry.pooling))
+        except UserError as error:
+            self.given_up += self._end(entry, None, "error", str(error))
+
+    def _release(self) -> None:
+        """Let one request go on that was held back, once nothing else runs."""
+        if self.held and not any(part.has_work for part in self.alive.values()):
+            self._continue(self.held.pop(0))
+
+    def _end(self, entry: Said, index: int | None, reason: str, error: str | None = None) -> list[TokenDelta]:
+        """The last deltas of a request that no engine works on, or of one of its outputs."""
+        number, entry.engine = entry.engine, -1
+        indices = range(entry.num_outputs) if index is None else [index]
+        name = entry.request.id
+        left = [i for i in indices if i not in entry.ended]
+        entry.ended.update(left)
+        if len(entry.ended) == entry.num_outputs:
+            del self.open[name]
+            self.held = [each for each in self.held if each is not entry]
+            if number >= 0:
+                self.router.done(number, name)
+        return [TokenDelta(name, i, [], finish=reason, error=error) for i in left]
+
     def _seen(self, number: int, deltas: list[TokenDelta]) -> list[TokenDelta]:
-        """The deltas unchanged; what they say about an engine's load is noted."""
+        """The deltas, without what was seen before; what they say is kept, and noted as the engine's load."""
         for delta in deltas:
             self.router.answered(number, delta.request_id, len(delta.tokens))
+            if (entry := self.open.get(delta.request_id)) is not None:
+                entry.say(delta)
+                entry.ended.update([delta.index] if delta.finish is not None else ())
         ended = {delta.request_id for delta in deltas if delta.finish is not None}
         for name in ended - self.parts[number].scheduler.roster.groups.keys():
-            self.owners.pop(name, None)
+            self.open.pop(name, None)
             self.router.done(number, name)
         return deltas
+
+
+def _processes(part: Engine) -> Any:
+    """The engine's executor: it has processes of its own."""
+    return part.executor
 
 
 def _is_ready(ticket: Any) -> bool:

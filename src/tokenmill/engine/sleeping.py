@@ -308,7 +308,7 @@ class SleepDesk:
         return Slept(list(self.asleep), sum(each.freed for each in said), sum(each.kept for each in said))
 
     def _ask(self, message: dict[str, Any]) -> list[Slept]:
-        said = [Slept(**each) for part in self.engine.parts for each in part.executor.control_all(message)]
+        said = [Slept(**each) for each in self.engine.ask_all(message)]
         self.asleep = tuple(tag for tag in TAGS if any(tag in each.asleep for each in said))
         return said
 

@@ -14,12 +14,12 @@ import time
 
 import msgspec
 import pytest
-from engine_ranks_helpers import FULL, compare, lose
+from engine_ranks_helpers import FULL, compare, lose, requests
 from engines import exact, greedy, open_llm, run
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.config import make_config
-from tokenmill.core.errors import EngineLostError, ParameterError
+from tokenmill.core.errors import EngineDeadError, EngineLostError, ParameterError
 from tokenmill.engine import watch, workers
 from tokenmill.engine.worker import BEAT, CONTROL
 from tokenmill.process.pipe import Pipe
@@ -146,6 +146,36 @@ def test_every_rank_does_what_it_is_told_behind_the_plans_before(tiny):
 def test_a_lost_rank_ends_its_engine(rank, how, tiny):
     with open_llm(tiny, tensor_parallel_size=2, kernels="auto", max_model_len=512) as llm:
         lose(llm, rank, how)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_other_engines_continue_what_a_lost_one_worked_on(how, tiny):
+    """Their answers are those of one engine, and go on after another death while nothing runs."""
+    prompts, params = requests()
+    options = {"kernels": "auto", "max_model_len": 160}
+    with open_llm(tiny, **options) as llm:
+        wanted = [exact(output) for output in run(llm, prompts, params)]
+    with open_llm(tiny, data_parallel_size=3, enable_sleep_mode=True, **options) as llm:
+        steps, step = iter(range(10**6)), llm.engine.step
+
+        def stepped():
+            if next(steps) == 6:
+                os.kill(llm.engine.parts[1].executor.process.pid, how)
+            return step()
+
+        llm.engine.step = stepped
+        assert [exact(output) for output in run(llm, prompts, params)] == wanted
+        assert list(llm.engine.alive) == [0, 2]
+        os.kill(llm.engine.parts[0].executor.process.pid, signal.SIGKILL)
+        llm.sleep(1)
+        llm.wake_up()
+        assert [exact(output) for output in run(llm, prompts, params)] == wanted
+        ups = [metric.value for metric in llm.get_metrics() if metric.name == "tokenmill:engine_up"]
+        assert ups == [0, 0, 1]
+        os.kill(llm.engine.parts[2].executor.process.pid, signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(EngineDeadError, match="gone"):
+                run(llm, prompts, params)
 
 
 def test_a_command_may_take_longer_than_a_step(monkeypatch):

@@ -128,10 +128,7 @@ class Asked:
     def take(self, delta: TokenDelta) -> None:
         """As the server notes it (server/engines/fleet.py)."""
         assert delta.index not in self.reasons, "a delta after the end"
-        if self.entry.deaths and delta.prompt_logprobs is not None:
-            self.entry.drop_seen_rows(delta)
         self.entry.say(delta)
-        self.entry.prompt_rows += len(delta.prompt_logprobs or ())
         self.scored += [int(row.logprobs[0]) for row in delta.prompt_logprobs or ()]
         self.vector = delta.pooled or self.vector
         if delta.finish is not None:

@@ -339,11 +339,8 @@ class Fleet:
         entry = self.open_requests.get(delta.request_id)
         if entry is None:
             return
-        if entry.deaths and delta.prompt_logprobs is not None:
-            entry.drop_seen_rows(delta)
         entry.say(delta)
         self.router.said(entry.engine, delta.request_id, len(delta.tokens))
-        entry.prompt_rows += len(delta.prompt_logprobs or ())
         self.trials.said(entry, len(delta.tokens))
 
     def _stop(self, request_id: str, index: int) -> None:
@@ -458,7 +455,7 @@ class Fleet:
             self.trials.contest(orphans)
             tried = None
         for entry in sorted(orphans, key=lambda e: e.timeline.arrival):
-            entry.died(engine.counted_at)
+            entry.lost(engine.counted_at)
             if self.broken is None:
                 self.deliveries.safely(entry.request.id, self._blame if entry is tried else self._replay, entry)
         self.trials.lost(engine, explained=tried is not None)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import msgspec
 
-from tokenmill.core.request import Request, TokenDelta
+from tokenmill.engine.said import Said
 from tokenmill.server.backend import DeltaStream, EngineStats, Timeline
 from tokenmill.server.engines.links import Link, Vitals
 
@@ -39,31 +39,14 @@ class FleetOptions:
 
 
 @dataclass(slots=True, eq=False)
-class Open:
-    """A request with unfinished outputs, and everything that these have said so far."""
+class Open(Said):
+    """A request at the server, with its reader and its times."""
 
-    request: Request
-    pooling: str | None
     stream: DeltaStream
     timeline: Timeline
-    engine: int = -1
-    emitted: list[list[int]] = field(default_factory=list)
-    ended: set[int] = field(default_factory=set)
-    prompt_rows: int = 0
-    skip_rows: int = 0
-    deaths: int = 0
+    _: KW_ONLY
     sent: bool = False
     ack: asyncio.Future[None] | None = None
-
-    @property
-    def num_outputs(self) -> int:
-        """The number of the request's outputs. Each of them ends by itself."""
-        return len(self.emitted)
-
-    @property
-    def num_said(self) -> int:
-        """Tokens of all outputs so far."""
-        return sum(map(len, self.emitted))
 
     def answer(self, error: Exception | None) -> bool:
         """Give the engine's first answer to the caller that waits for it. Returns whether one waits."""
@@ -72,39 +55,10 @@ class Open:
         self.ack.set_exception(error) if error is not None else self.ack.set_result(None)
         return True
 
-    def say(self, delta: TokenDelta) -> None:
-        """Keep what an output has said, and the state on which its next token depends."""
-        self.emitted[delta.index] += delta.tokens
-        if delta.mu is not None:
-            self.request.mus = self.request.mus or [None] * self.num_outputs
-            self.request.mus[delta.index] = delta.mu
-
-    def died(self, counted_at: float) -> None:
+    def lost(self, counted_at: float) -> None:
         """Its engine has died, whose totals were last heard at this time: they hold the prompt's tokens up to then."""
-        self.engine = -1
-        self.deaths += 1
         self.timeline.replays += 1
-        counted = [tokens for at, tokens in self.timeline.prefill if at <= counted_at]
-        self.request.reached = max(self.request.reached, *counted, 0)
-
-    def drop_seen_rows(self, delta: TokenDelta) -> None:
-        """Remove the prompt's scores that an earlier engine has already sent."""
-        rows = delta.prompt_logprobs or []
-        seen = min(len(rows), self.skip_rows)
-        self.skip_rows -= seen
-        delta.prompt_logprobs = rows[seen:] or None
-
-    def replayed(self) -> Request:
-        """The request for an engine that does not know what was said so far."""
-        request = self.request
-        self.skip_rows = self.prompt_rows
-        if not any(self.emitted):
-            return request
-        params = request.params
-        if params.prompt_logprobs is not None:  # complete once a token has been said
-            params = msgspec.structs.replace(params, prompt_logprobs=None)
-        emitted = [list(tokens) for tokens in self.emitted]
-        return msgspec.structs.replace(request, params=params, emitted=emitted, ended=sorted(self.ended))
+        self.died(max((tokens for at, tokens in self.timeline.prefill if at <= counted_at), default=0))
 
 
 class Engine:
