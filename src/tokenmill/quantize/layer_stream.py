@@ -165,7 +165,9 @@ class Stream:
         config = self.config if how is None else {**self.config, "quantization_config": how}
         model = self._build(index, Overlaid(self.ckpt, tensors, hidden), config=config)
         self.reads[index] = [(spec.kind, spec.window) for spec in model.spec.kv_specs]
-        return forward_in_parts(model, self.x, self.kernels, self.device)
+        made = forward_in_parts(model, self.x, self.kernels, self.device)
+        _check_finite([torch.isfinite(made).all()], index)
+        return made
 
     def keeps(self, layer: Layer, tensors: Mapping[str, Tensor]) -> bool:
         """Does the layer compute the same function with these tensors in place of its own?"""

@@ -21,7 +21,7 @@ from tokenmill.checkpoint.new_folder import check_free, new_folder
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.models.text_part import outer_of
-from tokenmill.quant.convert import Shards, Tell, copy_rest, write_json
+from tokenmill.quant.convert import Shards, Tell, check_kept, copy_rest, write_json
 from tokenmill.quantize import prunable
 from tokenmill.quantize.layer_stream import Overlaid, Stream, layer_count
 from tokenmill.quantize.prune_columns import METHODS, prune_columns
@@ -73,6 +73,7 @@ def prune_model(
     ckpt = open_checkpoint(source)
     try:
         left, goal = _plan(config, ckpt, cut)
+        check_kept(ckpt, frozenset())
         if cut.layers:
             left.influence = influences(Stream(config, ckpt, device, tokens))
             left.layers = without_least(left.influence, cut.layers)

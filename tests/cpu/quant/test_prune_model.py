@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -138,6 +139,32 @@ def test_refusals(name: str, tiny: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["prune", str(tiny), str(tmp_path / "out"), *options])
     assert result.exit_code == 2 and told in " ".join(result.output.split()), result.output
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("cut", [Cut(channels=0.5), Cut(layers=1)], ids=["channels", "layers"])
+@pytest.mark.parametrize(
+    ("name", "bad", "told"),
+    [
+        (
+            "model.embed_tokens.weight",
+            "nan",
+            "model.embed_tokens.weight holds NaN",
+        ),
+        ("model.layers.1.input_layernorm.weight", "inf", "Layer 1 computes"),
+        ("model.norm.weight", "inf", "Layer 3 computes"),
+    ],
+)
+def test_a_damaged_model_is_refused_as_such(
+    name: str, bad: str, told: str, cut: Cut, tiny: Path, tokens: Tensor, tmp_path: Path
+) -> None:
+    """Copies of it were written (the text may lack the word that is damaged), or its config.json was blamed."""
+    shutil.copytree(tiny, tmp_path / "in")
+    tensors = load_file(tiny / "model.safetensors")
+    tensors[name].view(-1)[-1] = float(bad)
+    save_file(tensors, tmp_path / "in" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=told):
+        prune_model(tmp_path / "in", tmp_path / "out", cut, tokens)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_said_is_refused(
