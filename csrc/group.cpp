@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "numbers.h"
@@ -23,6 +24,18 @@ constexpr int64_t kLine = 64;
 constexpr int kSpins = 400, kYields = 16;  // a few microseconds, then the core is somebody else's
 constexpr int64_t kLookNs = 20'000'000;    // how often a sleeper looks whether the others have given up
 constexpr int kEpochShift = 40;            // calls of an epoch, below its number
+
+// What a rank sends in a call, in one word: `rows` of `bytes` each to be gathered, or numbers of `bytes` each to be added.
+constexpr int kRowsShift = 24, kSumShift = 63;
+uint64_t sent_word(bool sum, int64_t rows, int64_t bytes) {
+  return static_cast<uint64_t>(sum) << kSumShift | static_cast<uint64_t>(rows) << kRowsShift | static_cast<uint64_t>(bytes);
+}
+
+std::string sent_text(uint64_t word) {
+  const uint64_t rows = (word & ~(uint64_t{1} << kSumShift)) >> kRowsShift, bytes = word & ((uint64_t{1} << kRowsShift) - 1);
+  return std::to_string(rows) + (word >> kSumShift ? " numbers of " : " rows of ") + std::to_string(bytes) + " bytes" +
+         (word >> kSumShift ? " to add" : "");
+}
 
 void pause() {
 #if defined(__x86_64__)
@@ -64,6 +77,7 @@ struct alignas(kLine) SharedGroup::Line {
   std::atomic<uint64_t> arrived;    // epoch and call
   std::atomic<uint32_t> turns;      // changes with `arrived`: what sleepers sleep on
   std::atomic<uint32_t> sleepers;
+  std::atomic<uint64_t> sent[2];    // what lies in the slots, by set
 };
 
 SharedGroup::SharedGroup(uint64_t memory, int64_t bytes, int rank, int size)
@@ -99,8 +113,9 @@ void SharedGroup::fail() {
   wake(line->turns);
 }
 
-void SharedGroup::arrive() {
+void SharedGroup::arrive(uint64_t sent) {
   Line* mine = line(rank_);
+  mine->sent[count_ & 1].store(sent, std::memory_order_relaxed);
   mine->arrived.store(count_, std::memory_order_release);
   mine->turns.fetch_add(1);
   if (mine->sleepers.load() > 0) wake(mine->turns);
@@ -112,7 +127,13 @@ void SharedGroup::await(int rank) const {
   for (int64_t tries = 0;; ++tries) {
     const uint32_t turn = other->turns.load();
     const uint64_t arrived = other->arrived.load(std::memory_order_acquire);
-    if (arrived >= count_ && arrived >> kEpochShift == count_ >> kEpochShift) return;
+    if (arrived >= count_ && arrived >> kEpochShift == count_ >> kEpochShift) {
+      const uint64_t sent = other->sent[count_ & 1].load(std::memory_order_relaxed);
+      const uint64_t mine = line(rank_)->sent[count_ & 1].load(std::memory_order_relaxed);
+      if (sent == mine) return;
+      throw std::runtime_error("ranks exchange different things: rank " + std::to_string(rank_) + " " + sent_text(mine) +
+                               ", rank " + std::to_string(rank) + " " + sent_text(sent));
+    }
     if (arrived > count_ || head->failed.load() >= count_ >> kEpochShift) {
       throw std::runtime_error("another rank has given this step up");
     }
@@ -137,7 +158,7 @@ void SharedGroup::gather(const void* x, void* out, int64_t rows, int64_t bytes) 
     const auto* mine = static_cast<const uint8_t*>(x) + from * bytes;
     ++count_;
     std::memcpy(slot(rank_), mine, static_cast<size_t>(count * bytes));
-    arrive();
+    arrive(sent_word(false, count, bytes));
     for (int i = 0; i < size_; ++i) {
       const int rank = (rank_ + i) % size_;
       if (rank != rank_) await(rank);
@@ -156,7 +177,7 @@ void SharedGroup::reduce(const void* x, const void* residual, void* out, int64_t
     const int64_t n = std::min(most, count - from), at = from * element;
     ++count_;
     std::memcpy(slot(rank_), static_cast<const uint8_t*>(x) + at, static_cast<size_t>(n * element));
-    arrive();
+    arrive(sent_word(true, n, element));
     for (int rank = 0; rank < size_; ++rank) {
       if (rank != rank_) await(rank);
     }

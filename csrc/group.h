@@ -3,7 +3,8 @@
 //
 // Every rank makes the same calls in the same order. In each it writes its part into its slot, says so, and reads the
 // others' slots. Two sets of slots take turns: a rank that writes into a set again has seen all others arrive at the call
-// between, so they have read the set before.
+// between, so they have read the set before. A rank also says what it has written, so that one that makes another call
+// is noticed instead of its bytes being taken for something else.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -30,7 +31,7 @@ class SharedGroup {
   struct Line;
   Line* line(int rank) const;
   uint8_t* slot(int rank) const;
-  void arrive();
+  void arrive(uint64_t sent);
   void await(int rank) const;
 
   uint8_t* memory_;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -314,3 +315,44 @@ def test_sums_larger_than_what_is_exchanged_at_a_time(dtype, memory):
         found = list(pool.map(lambda rank: SharedGroup(shared.file, rank, 2).all_reduce(x[rank], beside), range(2)))
     wanted = (x[0].float() + x[1].float() + beside.float()).to(dtype)
     assert all(torch.equal(each, wanted) for each in found)
+
+
+def _gather(group: SharedGroup, rank: int, *shapes: tuple[int, ...]) -> Tensor:
+    return group.all_gather(torch.ones(shapes[rank]))
+
+
+DIFFERENT = {
+    ("rank 0 3 rows of 32 bytes", "rank 1 4 rows of 32 bytes"): lambda group, rank: _gather(
+        group, rank, (3, 8), (4, 8)
+    ),
+    ("rank 0 3 rows of 32 bytes", "rank 1 3 rows of 36 bytes"): lambda group, rank: _gather(
+        group, rank, (3, 8), (3, 9)
+    ),
+    ("rank 0 3 numbers of 4", "rank 1 4 numbers of 4"): lambda group, rank: group.all_reduce(torch.ones(3 + rank)),
+    ("rank 0 4 numbers of 4", "rank 1 4 numbers of 2"): lambda group, rank: group.all_reduce(
+        torch.ones(4, dtype=(torch.float32, torch.bfloat16)[rank])
+    ),
+    ("rank 0 4 rows of 4", "rank 1 4 numbers of 4"): lambda group, rank: (group.all_gather, group.all_reduce)[rank](
+        torch.ones(4, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("said", DIFFERENT, ids=lambda said: " ".join(said))
+def test_ranks_that_exchange_different_things_are_told(said, memory):
+    """The bytes of one would be taken for something else in silence. The next epoch begins anew."""
+    shared, both = memory(2), threading.Barrier(2, timeout=60)
+
+    def ask(rank: int) -> None:
+        group = SharedGroup(shared.file, rank, 2)
+        for epoch in (1, 2):
+            group.begin(epoch)
+            assert group.all_gather(torch.full((2,), rank + 1.0)).tolist() == [1.0, 1.0, 2.0, 2.0]
+            with pytest.raises(RuntimeError, match="ranks exchange different things") as told:
+                DIFFERENT[said](group, rank)
+            assert all(part in str(told.value) for part in said)
+            group.fail()
+            both.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(ask, range(2)))
