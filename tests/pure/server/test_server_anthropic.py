@@ -117,7 +117,7 @@ async def test_errors_have_anthropics_shape(start, change, status, kind):
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-async def test_a_result_of_no_call_is_refused_in_anthropics_words(start, path):
+async def test_calls_and_results_that_do_not_belong_are_refused_in_anthropics_words(start, path):
     served = await start()
     call, result = {"type": "tool_use", "id": "t1", "name": "look"}, {"type": "tool_result", "tool_use_id": "t1"}
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [call]}]
@@ -129,6 +129,10 @@ async def test_a_result_of_no_call_is_refused_in_anthropics_words(start, path):
         talk = [*turns, {"role": "user", "content": [{"type": "text", "text": "So?"}, block]}]
         answer = await served.post(path, {**HI, "messages": talk})
         assert answer.status_code == status and word in answer.text, answer.text
+    for field in ("id", "name"):
+        turns[1] = {"role": "assistant", "content": [{key: call[key] for key in call if key != field}]}
+        answer = await served.post(path, {**HI, "messages": [*turns, {"role": "user", "content": [result]}]})
+        assert answer.status_code == 400 and f"messages.1.content.0.{field}: Field required" in answer.text
 
 
 async def test_keys_are_taken_from_its_header_and_refused_in_its_shape(start):

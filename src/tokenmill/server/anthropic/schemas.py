@@ -104,7 +104,7 @@ class CountRequest(BaseModel):
         messages: list[dict[str, Any]] = []
         if self.system:
             messages.append({"role": "system", "content": _text(self.system, "system")})
-        _check_results(self.messages)
+        _check_calls(self.messages)
         for number, turn in enumerate(self.messages):
             messages += _messages(turn, f"messages.{number}.content")
         found: dict[str, Any] = {"model": self.model, "messages": messages}
@@ -159,16 +159,21 @@ class MessagesRequest(CountRequest):
         return {**found, "structured_outputs": {"json": form["schema"]}}
 
 
-def _check_results(turns: list[Turn]) -> None:
-    """Refuse a result of a call that no earlier turn has, in Anthropic's words."""
+_NEEDED = {"tool_use": ("id", "name"), "tool_result": ("tool_use_id",)}
+
+
+def _check_calls(turns: list[Turn]) -> None:
+    """Refuse calls and results without what says which they are, and a result of a call that no earlier turn has, in
+    Anthropic's words."""
     called: set[str | None] = set()
     for number, turn in enumerate(turns):
         for place, block in enumerate([] if isinstance(turn.content, str) else turn.content):
             where = f"messages.{number}.content.{place}"
+            for field in _NEEDED.get(block.type, ()):
+                if getattr(block, field) is None:
+                    raise ParameterError(f"{where}.{field}: Field required", param=f"{where}.{field}")
             if block.type == "tool_use":
                 called.add(block.id)
-            elif block.type == "tool_result" and block.tool_use_id is None:
-                raise ParameterError(f"{where}.tool_use_id: Field required", param=f"{where}.tool_use_id")
             elif block.type == "tool_result" and block.tool_use_id not in called:
                 raise ParameterError(
                     f"{where}: unexpected `tool_use_id` found in `tool_result` blocks: {block.tool_use_id}. Each "
