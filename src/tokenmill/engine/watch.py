@@ -17,6 +17,8 @@ QUIET_S = 2.0
 BUSY_S = 60.0
 """How long workers that compute may take for one operation on a CPU: attention to a long context takes many seconds,
 and steps of as many tokens may have taken far less before."""
+UNSEEN_S = 600.0
+"""The same, wherever they compute, in a step unlike any before: nothing says how long it may take."""
 STOPPED_S = 1.0
 FACTOR = 3.0
 """How many times its expected duration a step may take before it counts as endless."""
@@ -101,11 +103,17 @@ class Watch:
             return why
         if now - self.moved > QUIET_S:
             return f"no rank has done anything for {now - self.moved:.1f} s"
+        return self._look_for_endless(now)
+
+    def _look_for_endless(self, now: float) -> str | None:
+        took, still = now - self.began, now - self.advanced
         expected = self.pace.expect(self.tokens)
+        if expected is None:
+            late = self.tokens is not None and still > UNSEEN_S
+            return f"a step has taken {took:.1f} s, and nothing in it has ended for {still:.1f} s" if late else None
         waits = not self.on_device or all(waiting for _, waiting in self.done)
-        if expected is not None and waits and now - self.began > FACTOR * expected + QUIET_S:
-            if now - self.advanced > (QUIET_S if self.on_device else BUSY_S):
-                return f"a step has taken {now - self.began:.1f} s, where {expected:.2f} s were expected"
+        if waits and took > FACTOR * expected + QUIET_S and still > (QUIET_S if self.on_device else BUSY_S):
+            return f"a step has taken {took:.1f} s, where {expected:.2f} s were expected"
         return None
 
     def look_for_stopped(self, states: Sequence[str] | None = None) -> str | None:

@@ -231,6 +231,34 @@ def test_a_long_operation_is_no_hang_on_a_cpu(on_device, looks, found, monkeypat
     assert said[: len("a step")] == found
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(("seen", "tokens"), [((), 1), ((1,), 500)], ids=["the first step", "the first long step"])
+def test_a_step_unlike_any_before_that_never_ends_is_found(seen, tokens, on_device, monkeypatch):
+    """And a command may take any time."""
+    now = [0.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watch, "work_of", lambda pid: now[0])
+    monkeypatch.setattr(watch, "state_of", lambda pid: "R")
+    watched = watch.Watch([1, 2], on_device=on_device)
+
+    def first_said(tokens: int | None) -> float | None:
+        watched.begin(tokens)
+        for _ in range(4 * int(watch.UNSEEN_S)):
+            now[0] += 0.5
+            if now[0] - watched.began < 100:
+                watched.beat(0, int(now[0]), False)
+            if watched.look() is not None:
+                return now[0] - watched.began
+        return None
+
+    for each in seen:
+        watched.begin(each)
+        watched.end()
+        watched.pace.saw(each, 0.001)
+    assert first_said(None) is None
+    assert watch.UNSEEN_S < (first_said(tokens) or 0.0) <= watch.UNSEEN_S + 101
+
+
 @pytest.mark.parametrize(
     ("how", "gone", "said"),
     [
