@@ -43,7 +43,7 @@ def test_requests_in_random_company_equal_the_same_alone(backend, tiny):
             found = follow(llm, requests, random.Random(title))
             counters = llm.engine.scheduler.counters
             assert ("preemption" in title) <= (counters.preemptions > 0), title
-            assert ("cache" not in title) <= (counters.cached_tokens > 4 * len(requests)), title
+            assert ("cache" not in title) <= (counters.cached_tokens > 2 * len(requests)), title
             assert ("drafts" in title) <= (counters.accepted > 0), title
             check_nothing_left(llm.engine)
         for request in requests:
