@@ -55,7 +55,7 @@ def troubles(source: str) -> list[str]:
                 found.append(f"{call.lineno}: a fixed wait of {seconds} s")
         if name == "wait_for" and second is not None and SUBJECTS <= second < PATIENCE:
             found.append(f"{call.lineno}: {second} s for work")
-        if name in ("wait", "join") and first is not None and SUBJECTS <= first < PATIENCE:
+        if name in ("wait", "join", "result", "exception") and first is not None and SUBJECTS <= first < PATIENCE:
             found.append(f"{call.lineno}: {first} s for work")
         if given is not None and SUBJECTS <= given < PATIENCE and name in ("run", "get", "post", "request", "Client"):
             found.append(f"{call.lineno}: {given} s for work")
@@ -76,7 +76,7 @@ def test_no_test_waits_a_fixed_time_for_work(folder: str) -> None:
 def test_what_is_looked_for_is_found() -> None:
     assert troubles("time.sleep(0.5)") and troubles("await_ = asyncio.wait_for(x, 5)")
     assert troubles("page.wait_for_timeout(500)") and troubles("page.wait_for_function('a === b')")
-    assert troubles("httpx.get(url, timeout=5)") and troubles("process.wait(30)")
+    assert troubles("httpx.get(url, timeout=5)") and troubles("process.wait(30)") and troubles("f.result(5)")
     assert not troubles("while x:\n    time.sleep(0.5)") and not troubles("asyncio.wait_for(x, 60)")
     assert not troubles("page.wait_for_function('() => a === b')") and not troubles("time.sleep(0.01)")
     assert not troubles("time.sleep(0.3)  # nothing may happen meanwhile")
