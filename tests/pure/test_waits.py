@@ -55,7 +55,8 @@ def troubles(source: str) -> list[str]:
                 found.append(f"{call.lineno}: a fixed wait of {seconds} s")
         if name == "wait_for" and second is not None and SUBJECTS <= second < PATIENCE:
             found.append(f"{call.lineno}: {second} s for work")
-        if name in ("wait", "join", "result", "exception") and first is not None and SUBJECTS <= first < PATIENCE:
+        of_future = name in ("result", "exception") and isinstance(call.func, ast.Attribute)
+        if (name in ("wait", "join") or of_future) and first is not None and SUBJECTS <= first < PATIENCE:
             found.append(f"{call.lineno}: {first} s for work")
         if given is not None and SUBJECTS <= given < PATIENCE and name in ("run", "get", "post", "request", "Client"):
             found.append(f"{call.lineno}: {given} s for work")
