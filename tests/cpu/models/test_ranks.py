@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -235,9 +236,21 @@ def test_ranks_with_whole_experts_give_what_one_gives(name, tmp_path):
 @pytest.mark.parametrize("form", ["bfloat16", "int4"])
 @pytest.mark.parametrize("name", MIXTURES)
 def test_exact_ranks_with_whole_experts_give_the_bytes_of_one(name, form, tmp_path, memory):
-    _, config, tensors = make(CASES[name].config, tmp_path)
+    compare_whole_experts(CASES[name].config, form, 2, tmp_path, memory)
+
+
+@pytest.mark.parametrize("experts", [5, 7])
+def test_whole_experts_that_do_not_divide_give_the_bytes_of_one(experts, tmp_path, memory):
+    config = copy.deepcopy(CASES["qwen3-moe"].config)
+    config.num_experts, config.num_attention_heads, config.num_key_value_heads = experts, 6, 3
+    config.hidden_size, config.head_dim = 48, 8
+    compare_whole_experts(config, "float32", 3, tmp_path, memory)
+
+
+def compare_whole_experts(given: Any, form: str, size: int, tmp_path: Path, memory: Any) -> None:
+    _, config, tensors = make(given, tmp_path)
     prompts, steps = {"a": prompt(40)}, [[("a", 30)], [("a", 10)]]
-    shared = memory(2)
+    shared = memory(size)
 
     def answers(**more: Any) -> Tensor:
         kernels = NATIVE.CpuKernels(1)
@@ -246,9 +259,10 @@ def test_exact_ranks_with_whole_experts_give_the_bytes_of_one(name, form, tmp_pa
             return ours(model, prompts, steps, kernels, dtype=FORMS[form].get("dtype", torch.float32))["a"]
 
     alone = answers()
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(size) as pool:
         ranks = pool.map(
-            lambda rank: answers(group=SharedGroup(shared.file, rank, 2), place=Place(whole_experts=True)), range(2)
+            lambda rank: answers(group=SharedGroup(shared.file, rank, size), place=Place(whole_experts=True)),
+            range(size),
         )
         for result in ranks:
             assert torch.equal(result, alone)
