@@ -45,6 +45,7 @@ class Exchanges:
         self.told = theirs[SLOTS * ROOM :].view(torch.uint32)
         self.copies = Beside(device)
         self.sent = 0
+        self._tell(0, 0)  # a torch that has not this operation must say so now
 
     def pieces(self, x: Tensor) -> int:
         """In how many pieces of rows a part like this is sent; 1: it is better added up at once."""
@@ -63,9 +64,13 @@ class Exchanges:
 
         def copy() -> None:
             self.outbox[slot, : part.nbytes].view(part.dtype).copy_(part.view(-1))
-            torch.ops.symm_mem.stream_write_value32_(self.told, slot, number % (1 << 32))
+            self._tell(slot, number)
 
         return Sent(self, part, slot, number, self.copies.enqueue(copy))
+
+    def _tell(self, slot: int, number: int) -> None:
+        """Write the number of what lies in a room, behind the copies that the current stream was asked for."""
+        torch.ops.symm_mem.stream_write_value32_(self.told, slot, number % (1 << 32))
 
 
 @dataclass(slots=True)
