@@ -8,14 +8,14 @@ import functools
 import time
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
 
 from tokenmill.core.config import make_config
 from tokenmill.core.config_file import DEFAULT_MODEL, with_config_file
-from tokenmill.core.errors import EngineDeadError, IdInUseError
+from tokenmill.core.errors import EngineDeadError, IdInUseError, SequenceError
 from tokenmill.core.params import LoRARequest, RequestOutputKind
 from tokenmill.core.pooled import AS_STATED, EmbeddingOutput, EmbeddingRequestOutput
 from tokenmill.core.request import Request, RequestOutput, SamplingParams, TextDelta
@@ -26,9 +26,11 @@ from tokenmill.engine.hub_tokenizer import HubTokenizer
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, check_salt, default_params, make_request
 from tokenmill.engine.routing import Router, asked_of
-from tokenmill.engine.service import Service
+from tokenmill.engine.service import Caller, OrphanedError, Service, ends_of
 from tokenmill.engine.weights import Weights, WeightUpdates
 
+MOST_DEATHS = 2
+"""A request that was present at so many deaths ends: it may be what engines die of."""
 LOOK_S = 0.01
 """How often a model that is about to sleep checks whether its requests have ended."""
 
@@ -38,7 +40,8 @@ class AsyncLLM:
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
         config = make_config(**with_config_file({"model": model, **options}))
-        self.services = [Service(built) for built in build_replicas(config)]
+        each = build_replicas(config)
+        self.services = [Service(built, alone=len(each) == 1) for built in each]
         """One service for each engine of data_parallel_size."""
         self.service = self.services[0]
         self.router = Router(self.service.built.prefix_block) if len(self.services) > 1 else None
@@ -97,10 +100,13 @@ class AsyncLLM:
         adapter = await self._adapter(lora_request)
         text, ids, salt = await asyncio.to_thread(self.reader.read, prompt)
         request = self._request(text, ids, SamplingParams(max_tokens=1), None, salt=salt, adapter=adapter)
-        with self._owner(request) as service:
-            vector = await service.embed(request, AS_STATED if pooling is None else pooling)
-        outputs = EmbeddingOutput(embedding=vector)
-        return EmbeddingRequestOutput(request_id=request.id, prompt_token_ids=ids, outputs=outputs)
+        async for delta in self._deltas(request, AS_STATED if pooling is None else pooling):
+            if delta.error is not None:
+                raise (SequenceError if self.alive[0].dead is None else EngineDeadError)(delta.error)
+            if delta.pooled is not None:
+                outputs = EmbeddingOutput(embedding=delta.pooled)
+                return EmbeddingRequestOutput(request_id=request.id, prompt_token_ids=ids, outputs=outputs)
+        raise EngineDeadError("the request was aborted")
 
     async def abort(self, request_id: str) -> None:
         """End a request; its iterator ends with finish_reason "abort"."""
@@ -222,16 +228,32 @@ class AsyncLLM:
 
     async def _follow(self, request: Request) -> AsyncIterator[RequestOutput]:
         accumulator, kind = Accumulator(request), request.params.output_kind
-        with self._owner(request) as service:
-            async for delta in service.generate(request):
+        async with contextlib.aclosing(self._deltas(request)) as deltas:
+            async for delta in deltas:
                 accumulator.add(delta)
-                if self.router is not None:
-                    number = self.owners[request.id]
-                    self.router.answered(number, request.id, len(delta.token_ids))
                 if kind == RequestOutputKind.DELTA:
                     yield _news(request, delta, accumulator)
                 elif kind == RequestOutputKind.CUMULATIVE or accumulator.finished:
                     yield accumulator.output()
+
+    async def _deltas(self, request: Request, pooling: str | None = None) -> AsyncGenerator[TextDelta]:
+        """What is said to the request; if its engine dies, another one goes on."""
+        lost: Caller | None = None
+        while True:
+            with self._owner(request) as service:
+                try:
+                    async with contextlib.aclosing(service.generate(request, pooling, lost)) as deltas:
+                        async for delta in deltas:
+                            if self.router is not None:
+                                self.router.answered(self.owners[request.id], request.id, len(delta.token_ids))
+                            yield delta
+                    return
+                except OrphanedError as orphaned:
+                    lost = orphaned.caller
+            if self.alive[0].dead is not None or lost.said.deaths >= MOST_DEATHS:
+                for delta in ends_of(request.id, lost, service.dead or ""):
+                    yield delta
+                return
 
     @contextlib.contextmanager
     def _owner(self, request: Request) -> Iterator[Service]:

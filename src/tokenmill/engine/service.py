@@ -13,21 +13,23 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from tokenmill.core.errors import EngineDeadError, IdInUseError, SequenceError, UserError
+from tokenmill.core.errors import EngineDeadError, IdInUseError, UserError
 from tokenmill.core.request import Request, TextDelta, TokenDelta
 from tokenmill.engine.build import Built
-from tokenmill.engine.deliveries import Deliveries
+from tokenmill.engine.deliveries import Asked, Deliveries
 from tokenmill.engine.loop import EngineLoop
+from tokenmill.engine.said import Said
 from tokenmill.engine.wire import Add, Command, News, Refused, Report
 from tokenmill.process.home_process import HomeProcess
 
 log = logging.getLogger("tokenmill.engine")
-Inbox = asyncio.Queue[TextDelta | UserError]
-ByLoop = dict[asyncio.AbstractEventLoop, list[tuple[Inbox, TextDelta | UserError]]]
+Item: TypeAlias = "TextDelta | UserError | OrphanedError"
+Inbox: TypeAlias = "asyncio.Queue[Item]"
+ByLoop: TypeAlias = "dict[asyncio.AbstractEventLoop, list[tuple[Inbox, Item]]]"
 
 
 @dataclass(slots=True)
@@ -37,14 +39,26 @@ class Caller:
     loop: asyncio.AbstractEventLoop
     inbox: Inbox
     left: set[int]
+    said: Said
+    begun: Asked | None = None
+    """How far another engine's answer was decoded."""
     gone: bool = False
 
 
-class Service:
-    """Runs one engine in a thread of its own."""
+class OrphanedError(Exception):
+    """The engine has died. Another one can continue the request from what is carried here."""
 
-    def __init__(self, built: Built) -> None:
+    def __init__(self, caller: Caller) -> None:
+        super().__init__("the engine has died")
+        self.caller = caller
+
+
+class Service:
+    """Runs one engine in a thread of its own. alone: no other engine can continue its requests if it dies."""
+
+    def __init__(self, built: Built, *, alone: bool = True) -> None:
         self.built = built
+        self.alone = alone
         self.home = HomeProcess()
         self.engine = built.engine
         self.deliveries = Deliveries(
@@ -64,15 +78,6 @@ class Service:
         self.thread.start()
 
     # ------------------------------------------------------------ callers' side
-
-    async def embed(self, request: Request, pooling: str) -> list[float]:
-        """The pooled hidden state of a prompt."""
-        async for delta in self.generate(request, pooling):
-            if delta.error is not None:
-                raise (EngineDeadError if self.dead is not None else SequenceError)(delta.error)
-            if delta.pooled is not None:
-                return delta.pooled
-        raise EngineDeadError("the request was aborted")
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream gets its last deltas."""
@@ -108,23 +113,32 @@ class Service:
             self.thread.join(timeout=30)
         self.engine.close()
 
-    async def generate(self, request: Request, pooling: str | None = None) -> AsyncIterator[TextDelta]:
-        """Yield deltas of all outputs until each has ended. Leaving early aborts the request."""
+    async def generate(
+        self, request: Request, pooling: str | None = None, lost: Caller | None = None
+    ) -> AsyncGenerator[TextDelta]:
+        """Yield deltas of all outputs until each has ended. Leaving early aborts the request. lost: it goes on from
+        there."""
         name, command = request.id, Add(request, pooling)
         self.home.check()
         if self.dead is not None:
             raise EngineDeadError(self.dead)
         if name in self.callers:
             raise IdInUseError(name)
-        left = command.num_outputs
-        caller = self.callers[name] = Caller(asyncio.get_running_loop(), asyncio.Queue(), set(range(left)))
+        outputs, said, begun = set(range(command.num_outputs)), Said(request, pooling), None
+        said.emitted = [[] for _ in outputs]
+        if lost is not None:
+            outputs, said, begun = lost.left, lost.said, lost.begun
+            command = Add(said.replayed(), pooling)
+        left = len(outputs)
+        caller = Caller(asyncio.get_running_loop(), asyncio.Queue(), outputs, said, begun)
+        self.callers[name] = caller
         self.commands.put(command)
         try:
             if self.dead is not None:  # it died in between, perhaps after it looked for callers
                 raise EngineDeadError(self.dead)
             while left:
                 delta = await caller.inbox.get()
-                if isinstance(delta, UserError):
+                if isinstance(delta, UserError | OrphanedError):
                     left = 0
                     raise delta
                 left -= delta.finish_reason is not None
@@ -164,6 +178,9 @@ class Service:
         caller = self.callers.get(command.request.id)
         if caller is not None and not caller.gone:  # otherwise the caller left before the engine got the request
             self.deliveries.add(command.request, self._sort)
+            if caller.begun is not None:
+                caller.begun.hear = self._sort
+                self.deliveries.asked[command.request.id] = caller.begun
             found.append(command)
 
     def _call(self, function: Callable[[], None]) -> None:
@@ -199,7 +216,7 @@ class Service:
         self.deliveries.drop(request_id)
         caller = self.callers.get(request_id)
         if caller is not None:
-            self._post({caller.loop: [(caller.inbox, delta) for delta in _ends(request_id, caller, message)]})
+            self._post({caller.loop: [(caller.inbox, delta) for delta in ends_of(request_id, caller, message)]})
             caller.left.clear()
         self.loop.abort(request_id)
 
@@ -209,6 +226,9 @@ class Service:
         self.callers.pop(request_id, None)
 
     def _deliver(self, deltas: list[TokenDelta]) -> None:
+        for delta in deltas if not self.alone else ():
+            if (caller := self.callers.get(delta.request_id)) is not None:
+                self.deliveries.safely(delta.request_id, caller.said.say, delta)
         self.deliveries.deliver(deltas)
         coming, self.coming = self.coming, {}
         self._post(coming)
@@ -227,10 +247,15 @@ class Service:
                 loop.call_soon_threadsafe(_put_all, items)
 
     def _end_all(self, reason: str) -> None:
-        """End every open request with an error."""
-        self.dead = self.dead or reason
+        """End every open request with an error, or let another engine continue it."""
+        died, self.dead = self.dead is not None, self.dead or reason
+        groups = self.engine.scheduler.roster.groups
         for name, caller in list(self.callers.items()):
-            self._post({caller.loop: [(caller.inbox, delta) for delta in _ends(name, caller, reason)]})
+            caller.begun = self.deliveries.asked.get(name)
+            caller.said.ended = set(range(caller.said.num_outputs)) - caller.left
+            caller.said.died(groups[name].reached if name in groups else 0)
+            last = ends_of(name, caller, reason) if self.alone or not died else [OrphanedError(caller)]
+            self._post({caller.loop: [(caller.inbox, each) for each in last]})
         with contextlib.suppress(queue.Empty):
             while True:  # callers that wait for an answer must get one
                 item = self.commands.get_nowait()
@@ -238,12 +263,12 @@ class Service:
                     self._call(item)
 
 
-def _ends(name: str, caller: Caller, reason: str) -> list[TextDelta]:
+def ends_of(name: str, caller: Caller, reason: str) -> list[TextDelta]:
     """One error for each output that is still to end."""
     return [TextDelta(request_id=name, index=i, finish_reason="error", error=reason) for i in sorted(caller.left)]
 
 
-def _put_all(items: list[tuple[Inbox, TextDelta | UserError]]) -> None:
+def _put_all(items: list[tuple[Inbox, Item]]) -> None:
     for inbox, delta in items:
         inbox.put_nowait(delta)
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 from engines import greedy
 
-from tokenmill import AsyncLLM
+from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import EngineDeadError, UserError
+from tokenmill.core.params import RequestOutputKind
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 22, "max_model_len": 128}
 
@@ -108,6 +109,46 @@ async def _one_is_lost(llm: AsyncLLM) -> None:
     assert await llm.list_loras() == set()
     await llm.sleep(1)
     await llm.wake_up()
+
+
+async def _others_go_on(tiny: Path) -> None:
+    kinds = [{}, {"n": 2, "temperature": 1.0, "seed": 5}, {"logprobs": 2, "prompt_logprobs": 1}, {"stop": ["e", "zz"]}]
+
+    async def ask(llm: AsyncLLM, i: int) -> list[Any]:
+        prompt = {"prompt_token_ids": [3 + i, 40, 60 + i]}
+        texts = ["", ""]
+        params = SamplingParams(**{"temperature": 0.0, "max_tokens": 90, "ignore_eos": True, **kinds[i % 4]})
+        params.output_kind = RequestOutputKind.DELTA
+        async for news in llm.generate(prompt, params, f"r{i}"):
+            for out in news.outputs:
+                texts[out.index] += out.text
+        last = [output async for output in llm.generate(prompt, greedy(60), f"again {i}")][-1]
+        return [texts, last.outputs[0].token_ids, last.outputs[0].finish_reason]
+
+    async with AsyncLLM(str(tiny), **OPTIONS) as one:
+        wanted = await asyncio.gather(*(ask(one, i) for i in range(8)))
+        vector = (await one.embed({"prompt_token_ids": [5, 6, 7]})).outputs.embedding
+    async with AsyncLLM(str(tiny), data_parallel_size=3, **OPTIONS) as llm:
+        for left in (2, 1):
+            tasks = [asyncio.ensure_future(ask(llm, i)) for i in range(8)]
+            while len(set(llm.owners.values())) <= left:  # all have work
+                await asyncio.sleep(0)
+            executor: Any = llm.services[left].engine.executor
+            os.kill(executor.process.pid, signal.SIGKILL)
+            beside = asyncio.ensure_future(llm.embed({"prompt_token_ids": [5, 6, 7]}))
+            assert await asyncio.gather(*tasks) == wanted and len(llm.alive) == left
+            assert (await beside).outputs.embedding == vector and not llm.owners
+        tasks = [asyncio.ensure_future(ask(llm, i)) for i in range(2)]
+        while len(llm.owners) < 2:
+            await asyncio.sleep(0)
+        last: Any = llm.services[0].engine.executor
+        os.kill(last.process.pid, signal.SIGKILL)
+        for found in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(found, EngineDeadError), "no engine is left"
+
+
+def test_others_continue_what_a_lost_engine_worked_on(tiny: Path) -> None:
+    asyncio.run(_others_go_on(tiny))
 
 
 def test_two_engines_give_the_answers_of_one(tiny: Path) -> None:
