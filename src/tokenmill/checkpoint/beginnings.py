@@ -15,6 +15,12 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.files import LOOK, open_regular, present, read_object, told_by
 
 MAX_CONFIG_BYTES = 4 << 20
+_OTHERS = {
+    "adapter": "an adapter, not a model: name it in ADAPTER, and its model in FROM",
+    "imatrix": "the importance of a model's columns, not a model (`quantize --imatrix` reads it)",
+    "mmproj": "the part of a model that sees or hears, not a model",
+}
+"""What GGUF files may hold instead of a model, by their general.type."""
 
 
 def check_files(form: str, folder: Path, files: Iterable[Path]) -> None:
@@ -43,8 +49,8 @@ def check_adapter(path: Path) -> None:
 
 def _check_gguf(file: Path) -> None:
     kind = open_gguf(file).metadata.get("general.type", "model")
-    if kind == "adapter":
-        raise ModelError(f"{file}: it is an adapter, not a model: name it in ADAPTER, and its model in FROM.")
+    if isinstance(kind, str) and kind in _OTHERS:
+        raise ModelError(f"{file}: it is {_OTHERS[kind]}.")
 
 
 def _check_safetensors(file: Path) -> None:

@@ -316,8 +316,12 @@ def test_what_is_no_model_is_not_stored(store: Store, tmp_path: Path) -> None:
 
 
 PAGE, POINTER = b"<!DOCTYPE html><title>Log in</title>", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
-KIND = b"\x0c" + bytes(7) + b"general.type" + b"\x08" + bytes(3) + b"\x07" + bytes(7) + b"adapter"
-ADAPTER = GGUF[:16] + b"\x01" + bytes(7) + KIND
+
+
+def gguf_of(kind: bytes) -> bytes:
+    """How a GGUF file of this general.type begins."""
+    key = b"\x0c" + bytes(7) + b"general.type" + b"\x08" + bytes(3)
+    return GGUF[:16] + b"\x01" + bytes(7) + key + len(kind).to_bytes(8, "little") + kind
 
 
 @pytest.mark.parametrize(
@@ -326,7 +330,9 @@ ADAPTER = GGUF[:16] + b"\x01" + bytes(7) + KIND
         ({"a.gguf": b"hello world"}, "does not begin with GGUF"),
         ({"a.gguf": POINTER}, "Git LFS pointer"),
         ({"a.gguf": b"GGUF\x03"}, "ends"),
-        ({"a.gguf": ADAPTER}, "an adapter, not a model"),
+        ({"a.gguf": gguf_of(b"adapter")}, "an adapter, not a model"),
+        ({"a.gguf": gguf_of(b"imatrix")}, "importance of a model's columns, not a model"),
+        ({"a.gguf": gguf_of(b"mmproj")}, "sees or hears, not a model"),
         ({"a-00001-of-00002.gguf": GGUF, "a-00002-of-00002.gguf": PAGE}, "a web page"),
         ({"model.safetensors": NOTHING.ljust(100)}, "no config.json"),
         ({"model.safetensors": NOTHING.ljust(100), "adapter_config.json": b"{}"}, "no config.json.*an adapter"),
