@@ -61,7 +61,7 @@ def readable() -> Iterator[int]:
 
 
 def admitted(request: Request, num_open: int, pooling: str | None) -> SequenceGroup:
-    assert num_open == 0 or not request.emitted, "a replayed request is not counted among those that wait"
+    assert num_open == 0 or not request.again, "a replayed request is not counted among those that wait"
     sampling = RowSampling(end_ids=[0])
     length, n = len(request.prompt_ids) + (request.params.max_tokens or 0), request.params.n
     return SequenceGroup(request, Sampling(), sampling, length, n, reached=request.reached)

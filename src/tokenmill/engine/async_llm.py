@@ -151,11 +151,12 @@ class AsyncLLM:
         for service in services:
             service.built.sleep.closing = True
         try:
-            for service in services:
-                for name in list(service.callers) if mode == "abort" else ():
+            for service in services if mode == "abort" else ():
+                for name in list(service.callers):
                     await service.abort(name)
-                while await service.call(functools.partial(_has_work, service)):
-                    await asyncio.sleep(LOOK_S)
+            while await self._works():
+                await asyncio.sleep(LOOK_S)
+            for service in self.alive:
                 await service.call(functools.partial(service.built.sleep.sleep, level))
         except BaseException:  # all engines sleep, or none
             for service in self.alive:
@@ -164,6 +165,16 @@ class AsyncLLM:
         finally:
             for service in services:
                 service.built.sleep.closing = False
+
+    async def _works(self) -> bool:
+        """Has any engine work, or does a request of one that has died still look for another?"""
+        try:
+            busy = [await service.call(functools.partial(_has_work, service)) for service in self.alive]
+        except EngineDeadError:
+            if self.alive[0].dead is not None:
+                raise
+            return True
+        return any(busy) or any(service.callers for service in self.services if service.dead is not None)
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """Take memory again: all of it, or only "weights" or "kv_cache"."""

@@ -54,7 +54,7 @@ class Engine:
         open_requests = self.scheduler.roster.groups
         if request.id in open_requests:
             raise IdInUseError(request.id)
-        self.scheduler.add(self.admission.check(request, len(open_requests), pooling))
+        self.scheduler.add(self.admission.check(request, 0 if request.again else len(open_requests), pooling))
 
     def abort(self, request_id: str, index: int | None = None, reason: str = "abort") -> list[TokenDelta]:
         """End a request, or one of its outputs; returns the terminal deltas."""

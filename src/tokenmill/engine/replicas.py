@@ -166,9 +166,8 @@ class Replicas:
         """Give a request to another engine."""
         request = entry.replayed()
         entry.engine = self.router.pick_engine(self.alive, asked_of(request))
-        part = self.parts[entry.engine]
-        try:  # it was accepted once: however many wait, it may not be refused
-            part.scheduler.add(part.admission.check(request, 0, entry.pooling))
+        try:
+            self.parts[entry.engine].add(request, entry.pooling)
         except UserError as error:
             self.given_up += self._end(entry, None, "error", str(error))
 

@@ -53,6 +53,7 @@ class Said:
         """Its engine has died, which had counted so many of the prompt's tokens."""
         self.engine = -1
         self.deaths += 1
+        self.request.again = True
         self.request.reached = max(self.request.reached, reached)
 
     def replayed(self) -> Request:

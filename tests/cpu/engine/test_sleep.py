@@ -18,6 +18,7 @@ from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import BusyError, UserError
 from tokenmill.device import host_pages
 from tokenmill.engine.inplace import weights_of
+from tokenmill.engine.prompts import make_request
 from tokenmill.program import Session
 from tokenmill.testing.tiny import make_tiny
 
@@ -308,3 +309,22 @@ def test_memory_goes_down_by_the_weights(quantization, tmp_path):
     weights, *freed = map(int, done.stdout.split()[-4:])
     assert weights > (2 if quantization else 8) << 20
     assert all(each > 0.9 * weights for each in freed), (weights, freed)
+
+
+def test_what_an_engine_that_died_had_accepted_is_not_refused(tiny):
+    """Neither because the model is about to sleep nor because others wait."""
+    with open_llm(tiny, max_num_seqs=1, max_waiting=1) as llm:
+        llm.built.sleep.closing = True
+        new, *others = (make_request(name, None, [5, 6], greedy(2)) for name in "abcd")
+        with pytest.raises(BusyError, match="sleeps"):
+            llm.engine.add(new)
+        for request in others:
+            request.again = True
+            llm.engine.add(request)
+        while llm.engine.has_work:
+            llm.engine.step()
+        llm.built.sleep.closing = False
+        for request in (new, others[0]):
+            llm.engine.add(request)
+        with pytest.raises(BusyError, match="are open"):
+            llm.engine.add(make_request("e", None, [5, 6], greedy(2)))
