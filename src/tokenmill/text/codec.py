@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
+from os.path import commonprefix
 from typing import Any, final
 
 import tokenizers
@@ -283,8 +285,22 @@ def _well_formed(text: str) -> str:
 
 def _any_of(names: list[str]) -> re.Pattern[str] | None:
     """Finds the longest of the names, as a group."""
-    longest_first = sorted(filter(None, names), key=len, reverse=True)
-    return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+    wanted = sorted({*names} - {""})
+    try:
+        return re.compile(f"({_one_of(wanted)})") if wanted else None
+    except RecursionError:  # hundreds of names that each begin with the one before
+        return re.compile(f"({'|'.join(map(re.escape, reversed(wanted)))})")
+
+
+def _one_of(names: list[str]) -> str:
+    """A pattern of sorted names that looks at each character of a text once: one begins with what the others do."""
+    parts = []
+    for first, group in groupby(names, key=lambda name: name[:1]):
+        alike = list(group)
+        start = commonprefix(alike)  # noqa: RUF071 - these are no paths
+        if first:
+            parts.append(re.escape(start) + (_one_of([name[len(start) :] for name in alike]) if len(alike) > 1 else ""))
+    return f"(?:{'|'.join(parts)})" + ("?" if "" in names else "")
 
 
 def _cut_between(ids: list[int], added: frozenset[int]) -> list[list[int]]:

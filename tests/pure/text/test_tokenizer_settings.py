@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenmill.core.errors import ModelError
 from tokenmill.text import build
 from tokenmill.text.charsmap import CharsMap
-from tokenmill.text.codec import Tokenizer
+from tokenmill.text.codec import Tokenizer, _any_of
 from tokenmill.text.guard import ControlGuard
 from tokenmill.text.tokenizer import load_tokenizer
 
@@ -129,6 +130,20 @@ def test_marks_and_pieces_that_overlap_are_read_as_in_sentencepiece(norm: str, p
             assert tokenizer.encode(text, add_special_tokens=False, allow_special=False) == wanted, ascii(text)
     assert ours.encode("\uff21<s>\u2167", add_special_tokens=False).count(1) == 1
     assert ours.encode_inside("e\u0301") == ours.encode_inside("\u00e9") or norm == "identity"
+
+
+def test_the_longest_of_many_names_is_found_at_each_place() -> None:
+    """However many begin alike, also more than a pattern can nest."""
+    dice = random.Random(2)
+    for _ in range(300):
+        names = ["".join(dice.choice("ab<(.") for _ in range(dice.randint(1, 4))) for _ in range(dice.randint(1, 12))]
+        plain = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+        text, found = "".join(dice.choice("ab<(.x") for _ in range(40)), _any_of(names)
+        assert found is not None and found.findall(text) == plain.findall(text), names
+    for most in (31, 500):
+        found = _any_of(["a" * i for i in range(1, most + 1)])
+        assert found is not None and found.findall(f"b{'a' * (most + 2)}") == ["a" * most, "aa"]
+    assert _any_of(["", ""]) is None
 
 
 def test_tokens_that_only_settings_name_get_transformers_ids(tmp_path: Path) -> None:
