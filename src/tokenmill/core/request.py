@@ -330,8 +330,7 @@ class Request(msgspec.Struct, kw_only=True):
     was. `prompt_keys`: the keys of the prompt's tokens in the prefix cache, if they are not the ids: all placeholders
     of a picture have the same id, but each stands for another part of it. `scored_from`: the first prompt token whose
     log-probability is reported; tokens before it may come from the cache. `reached`: how many of the prompt's tokens an
-    earlier engine has counted. `again`: an earlier engine has accepted it, so it is not refused because others wait, or
-    because the model is about to sleep.
+    earlier engine has counted. `again`: an earlier engine has accepted it, so it is not refused because others wait.
     """
 
     id: str

@@ -154,7 +154,7 @@ class AsyncLLM:
             for service in services if mode == "abort" else ():
                 for name in list(service.callers):
                     await service.abort(name)
-            while await self._works():
+            while any(service.has_work for service in self.services):
                 await asyncio.sleep(LOOK_S)
             for service in self.alive:
                 await service.call(functools.partial(service.built.sleep.sleep, level))
@@ -165,16 +165,6 @@ class AsyncLLM:
         finally:
             for service in services:
                 service.built.sleep.closing = False
-
-    async def _works(self) -> bool:
-        """Has any engine work, or does a request of one that has died still look for another?"""
-        try:
-            busy = [await service.call(functools.partial(_has_work, service)) for service in self.alive]
-        except EngineDeadError:
-            if self.alive[0].dead is not None:
-                raise
-            return True
-        return any(busy) or any(service.callers for service in self.services if service.dead is not None)
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """Take memory again: all of it, or only "weights" or "kv_cache"."""
@@ -292,10 +282,6 @@ def _news(request: Request, delta: TextDelta, whole: Accumulator) -> RequestOutp
     piece = Accumulator(request)
     piece.add(delta)
     return msgspec.structs.replace(piece.output(), finished=whole.finished, metrics=whole.metrics)
-
-
-def _has_work(service: Service) -> bool:
-    return service.engine.has_work or bool(service.engine.flying)
 
 
 def _close(reader: PromptReader, services: list[Service]) -> None:

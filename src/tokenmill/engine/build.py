@@ -167,7 +167,7 @@ def checks_of(adapters: AdapterDesk, sleep: SleepDesk, *, headless: bool) -> Cal
 
     def check(request: Request, text: bool) -> None:
         needs_head(request, text and headless)
-        sleep.check(again=request.again)
+        sleep.check()
         adapters.check(request.adapter)
 
     return check

@@ -124,6 +124,7 @@ class Service:
             raise EngineDeadError(self.dead)
         if name in self.callers:
             raise IdInUseError(name)
+        self.built.sleep.check(new=lost is None)
         outputs, said, begun = set(range(command.num_outputs)), Said(request, pooling), None
         said.emitted = [[] for _ in outputs]
         if lost is not None:
@@ -149,6 +150,13 @@ class Service:
                 self.commands.put(lambda: self._leave(name))
             else:
                 self.callers.pop(name, None)
+
+    @property
+    def has_work(self) -> bool:
+        """Is any output to come, from here or from the engine that takes over what this one has left?"""
+        return any(caller.left for caller in list(self.callers.values())) or (
+            self.dead is None and (self.engine.has_work or bool(self.engine.flying))
+        )
 
     # ------------------------------------------------------------ the engine's thread
 

@@ -277,9 +277,9 @@ class SleepDesk:
         self.settle: Callable[[], object] = lambda: None
         """Called before weights go: waits for whoever reads them beside the steps."""
 
-    def check(self, *, again: bool = False) -> None:
-        """Refuse a request while the engine sleeps or is about to. again: it was accepted before, so it ends first."""
-        if self.asleep or (self.closing and not again):
+    def check(self, *, new: bool = False) -> None:
+        """Refuse a request while the engine sleeps; a new one also while it is about to."""
+        if self.asleep or (self.closing and new):
             raise BusyError("the model sleeps: wake_up() brings it back.")
 
     def sleep(self, level: int = 1) -> Slept:

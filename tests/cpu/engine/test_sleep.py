@@ -312,19 +312,36 @@ def test_memory_goes_down_by_the_weights(quantization, tmp_path):
 
 
 def test_what_an_engine_that_died_had_accepted_is_not_refused(tiny):
-    """Neither because the model is about to sleep nor because others wait."""
+    """However many requests wait."""
     with open_llm(tiny, max_num_seqs=1, max_waiting=1) as llm:
-        llm.built.sleep.closing = True
-        new, *others = (make_request(name, None, [5, 6], greedy(2)) for name in "abcd")
-        with pytest.raises(BusyError, match="sleeps"):
-            llm.engine.add(new)
-        for request in others:
-            request.again = True
+        for name in "ab":
+            request = make_request(name, None, [5, 6], greedy(2))
+            request.again = name == "b"
             llm.engine.add(request)
-        while llm.engine.has_work:
-            llm.engine.step()
-        llm.built.sleep.closing = False
-        for request in (new, others[0]):
-            llm.engine.add(request)
-        with pytest.raises(BusyError, match="are open"):
-            llm.engine.add(make_request("e", None, [5, 6], greedy(2)))
+        with pytest.raises(BusyError, match="2 requests are open"):
+            llm.engine.add(make_request("c", None, [5, 6], greedy(2)))
+
+
+def test_sleep_waits_for_requests_that_wait_for_a_grammar(tiny):
+    """They are open, though no engine has them yet; new ones are refused."""
+
+    async def check() -> None:
+        async def ask(name: str, params: SamplingParams) -> str:
+            outputs = [one async for one in llm.generate({"prompt_token_ids": [5, 6]}, params, name)]
+            return outputs[-1].outputs[0].finish_reason
+
+        properties = {f"k{i}": {"type": "string", "pattern": "[a-z]{1,9}(x|y){3,9}"} for i in range(9)}
+        schema = {"type": "object", "properties": properties, "required": list(properties)}
+        params = SamplingParams(temperature=0, max_tokens=5, structured_outputs={"json": schema})
+        async with AsyncLLM(str(tiny), enable_sleep_mode=True, kv_cache_memory_bytes=1 << 22, max_model_len=64) as llm:
+            task = asyncio.ensure_future(ask("slow", params))
+            while not llm.service.callers:
+                await asyncio.sleep(0)
+            sleep = asyncio.ensure_future(llm.sleep(1))
+            await asyncio.sleep(0)
+            with pytest.raises(BusyError, match="sleeps"):
+                await ask("late", greedy(2))
+            await sleep
+            assert await task == "length" and await llm.is_sleeping()
+
+    asyncio.run(check())
