@@ -26,11 +26,10 @@ from tokenmill.engine.hub_tokenizer import HubTokenizer
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, check_salt, default_params, make_request
 from tokenmill.engine.routing import Router, asked_of
+from tokenmill.engine.said import MOST_DEATHS
 from tokenmill.engine.service import Caller, OrphanedError, Service, ends_of
 from tokenmill.engine.weights import Weights, WeightUpdates
 
-MOST_DEATHS = 2
-"""A request that was present at so many deaths ends: it may be what engines die of."""
 LOOK_S = 0.01
 """How often a model that is about to sleep checks whether its requests have ended."""
 

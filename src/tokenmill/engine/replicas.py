@@ -18,12 +18,10 @@ from tokenmill.core.errors import EngineDeadError, IdInUseError, UserError
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.routing import Router, asked_of
-from tokenmill.engine.said import Said
+from tokenmill.engine.said import MOST_DEATHS, Said
 from tokenmill.process.pipe import LOOK_S
 
 log = logging.getLogger("tokenmill.engine")
-MOST_DEATHS = 2
-"""A request that was present at so many deaths goes on alone, when nothing else is left to do."""
 
 
 class Replicas:

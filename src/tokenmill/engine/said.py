@@ -10,6 +10,10 @@ import msgspec
 
 from tokenmill.core.request import Request, TokenDelta
 
+MOST_DEATHS = 2
+"""A request that was present at so many deaths may be what engines die of: it takes no other requests' engine with it.
+(A server has an option for it.)"""
+
 
 @dataclass(slots=True, eq=False)
 class Said:

@@ -206,15 +206,21 @@ def test_a_command_may_take_longer_than_a_step(monkeypatch):
         thread.join()
 
 
+def busy_ranks(monkeypatch) -> list[float]:
+    """Ranks that compute all the time; returns the time that the watch sees."""
+    now = [0.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watch, "work_of", lambda pid: now[0])
+    monkeypatch.setattr(watch, "state_of", lambda pid: "R")
+    return now
+
+
 @pytest.mark.parametrize(
     ("on_device", "looks", "found"), [(False, 99, ""), (True, 9, "a step"), (False, 200, "a step")]
 )
 def test_a_long_operation_is_no_hang_on_a_cpu(on_device, looks, found, monkeypatch):
     """Steps of as many tokens took no time, because they looked back at less."""
-    now = [0.0]
-    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(watch, "work_of", lambda pid: now[0])
-    monkeypatch.setattr(watch, "state_of", lambda pid: "R")
+    now = busy_ranks(monkeypatch)
     watched = watch.Watch([1, 2], on_device=on_device)
     for tokens in (1, 500):
         watched.begin(tokens)
@@ -235,10 +241,7 @@ def test_a_long_operation_is_no_hang_on_a_cpu(on_device, looks, found, monkeypat
 @pytest.mark.parametrize(("seen", "tokens"), [((), 1), ((1,), 500)], ids=["the first step", "the first long step"])
 def test_a_step_unlike_any_before_that_never_ends_is_found(seen, tokens, on_device, monkeypatch):
     """And a command may take any time."""
-    now = [0.0]
-    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(watch, "work_of", lambda pid: now[0])
-    monkeypatch.setattr(watch, "state_of", lambda pid: "R")
+    now = busy_ranks(monkeypatch)
     watched = watch.Watch([1, 2], on_device=on_device)
 
     def first_said(tokens: int | None) -> float | None:

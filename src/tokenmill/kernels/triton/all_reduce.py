@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.triton.common import begin, pow2, wait
-from tokenmill.kernels.triton.pointwise import add_row, norm_stored, stored_norm
+from tokenmill.kernels.triton.pointwise import add_sum, norm_stored, stored_norm
 
 SLOTS = 3
 BLOCK = 1024
@@ -103,12 +103,8 @@ def _add_row_up(
     """Store the sum of a row's parts and its residual, and the norm of that."""
     total = _add_up(bits, x_ptr, buffers_ptr, slot, slot_size, at, real, used, RANK, RANKS, EMPTY, SLOTS)
     residual = tl.load(residual_ptr + row * D + d, mask=real, other=0.0).to(tl.float32)
-    if PLAIN:
-        y = (total + residual).to(out_ptr.dtype.element_ty)
-    else:
-        total = total.to(out_ptr.dtype.element_ty).to(tl.float32)
-        y = add_row(residual, total, scale, within_ptr, within_bias_ptr, d, real, D, within_eps,
-                    WITHIN, WITHIN_BIAS, WITHIN_OFFSET, out_ptr.dtype.element_ty)  # fmt: skip
+    y = add_sum(residual, total, scale, within_ptr, within_bias_ptr, d, real, D, within_eps,
+                WITHIN, WITHIN_BIAS, WITHIN_OFFSET, PLAIN, out_ptr.dtype.element_ty)  # fmt: skip
     tl.store(out_ptr + row * D + d, y, mask=real)
     y = norm_stored(y.to(tl.float32), norm_ptr, norm_bias_ptr, d, real, D, norm_eps, NORM, NORM_BIAS, NORM_OFFSET)
     tl.store(normed_ptr + row * D + d, y.to(normed_ptr.dtype.element_ty), mask=real)

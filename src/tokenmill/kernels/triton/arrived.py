@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tokenmill.compute.model import Addition
 from tokenmill.kernels.triton.common import begin, pow2, wait
-from tokenmill.kernels.triton.pointwise import add_row, norm_stored, stored_norm
+from tokenmill.kernels.triton.pointwise import add_sum, norm_stored, stored_norm
 
 MOST_PROGRAMS = 528
 """Four of a Hopper's multiprocessor: each asks once whether the other part is there, then has several rows."""
@@ -37,12 +37,8 @@ def _arrived_kernel(
         mine = tl.load(mine_ptr + at, mask=real, other=0.0).to(tl.float32)
         theirs = tl.load(theirs_ptr + at, mask=real, other=0.0, cache_modifier=".cg").to(tl.float32)
         residual = tl.load(residual_ptr + at, mask=real, other=0.0).to(tl.float32)
-        if PLAIN:
-            total = (mine + theirs + residual).to(out_ptr.dtype.element_ty)
-        else:
-            total = (mine + theirs).to(out_ptr.dtype.element_ty).to(tl.float32)
-            total = add_row(residual, total, scale, within_ptr, within_bias_ptr, d, real, D, within_eps,
-                            WITHIN, WITHIN_BIAS, WITHIN_OFFSET, out_ptr.dtype.element_ty)  # fmt: skip
+        total = add_sum(residual, mine + theirs, scale, within_ptr, within_bias_ptr, d, real, D, within_eps,
+                        WITHIN, WITHIN_BIAS, WITHIN_OFFSET, PLAIN, out_ptr.dtype.element_ty)  # fmt: skip
         tl.store(out_ptr + at, total, mask=real)
         if NORM != "none":
             y = norm_stored(total.to(tl.float32), norm_ptr, norm_bias_ptr, d, real, D, norm_eps,

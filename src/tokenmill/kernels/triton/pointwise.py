@@ -81,6 +81,21 @@ def add_row(
 
 
 @triton.jit
+def add_sum(
+    residual, total, scale, weight_ptr, bias_ptr, d, real, D, eps,
+    KIND: tl.constexpr, BIAS: tl.constexpr, OFFSET: tl.constexpr, PLAIN: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """residual + scale * norm(total), of ranks' parts in float32. PLAIN: neither norm nor scale, so it is rounded once;
+    else the sum is rounded before."""
+    if PLAIN:
+        y = (total + residual).to(TYPE)
+    else:
+        total = total.to(TYPE).to(tl.float32)
+        y = add_row(residual, total, scale, weight_ptr, bias_ptr, d, real, D, eps, KIND, BIAS, OFFSET, TYPE)
+    return y
+
+
+@triton.jit
 def _add_kernel(
     x_ptr, y_ptr, out_ptr, normed_ptr, D, x_stride, y_stride, scale,
     within_ptr, within_bias_ptr, within_eps, norm_ptr, norm_bias_ptr, norm_eps,
