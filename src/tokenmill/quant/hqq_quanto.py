@@ -21,7 +21,7 @@ from tokenmill.compute.forward import Weight
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, shown
 from tokenmill.kernels.fp8 import FP8, LARGEST
-from tokenmill.quant.base import check_range
+from tokenmill.quant.base import check_range, known
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.fp8 import Fp8Weight
 from tokenmill.quant.half_scales import held, kernels_know, with_zeros
@@ -89,12 +89,12 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
     scale, shift = (ckpt.tensor(f"{name}.weight.{part}").float() for part in ("_scale", "_shift"))
     groups, lines = scale.numel(), raw.shape[0] if raw.ndim == 2 else 0
     bits = next((b for b in (4, 2) if lines == -(-groups * b // 8)), 0)  # the last part may be shorter
-    if groups == 2 and bits == 4 and not bool((raw >> 4).any()):
-        bits = 2  # one row of codes is right for both, but no group of 4 bits has only its lowest number
     if not bits or raw.dtype != torch.uint8:
         raise ModelError(
             f"'{parts}' {list(raw.shape)} does not lie in rows of as many codes as share a scale (2 or 4 bits)."
         )
+    if groups == 2 and bits == 4 and known(raw) and not bool((raw >> 4).any()):
+        bits = 2  # one row of codes is right for both, but no group of 4 bits has only its lowest number
     codes = torch.cat([raw >> bits * i & ((1 << bits) - 1) for i in range(8 // bits)])[:groups]
     if groups != shift.numel():
         raise ModelError(f"'{parts}' and its scales do not fit {list(shape)}.")
@@ -110,9 +110,9 @@ def _rows(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtyp
         return Fp8Weight(data, scale, dtype, bias)
     if data.dtype != torch.int8:
         raise ModelError(f"'{name}.weight._data' is stored as {data.dtype}; int8 and float8 (e4m3) can be read.")
-    known = next((g for g in (256, 128, 64, 32) if columns % g == 0), columns)
-    scales = scale.expand(rows, columns // known)
-    return held(data, scales, bits=8, group=known, kind=(dtype, bias), what=f"{name}.weight._scale")
+    group = next((g for g in (256, 128, 64, 32) if columns % g == 0), columns)
+    scales = scale.expand(rows, columns // group)
+    return held(data, scales, bits=8, group=group, kind=(dtype, bias), what=f"{name}.weight._scale")
 
 
 def _hqq(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Weight:

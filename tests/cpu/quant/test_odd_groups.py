@@ -90,6 +90,9 @@ def test_quanto_with_parts_that_are_not_full(rows: int, bits: int, columns: int)
         "weight._shift": (scales.float() * zeros).view(-1, 1),
     }
     found = forms.read(tensors, {"quant_method": "quanto"}, (rows, columns)).dense()
+    with pytest.raises(ModelError, match="does not lie in rows"):
+        wide = {**tensors, "weight._data._data": tensors["weight._data._data"].float()}
+        forms.read(wide, {"quant_method": "quanto"}, (rows, columns))
     assert torch.allclose(found, dense, atol=2e-2 * float(scales.max()))
 
 
