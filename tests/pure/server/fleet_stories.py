@@ -165,8 +165,12 @@ class Story:
     async def rest(self) -> None:
         """The catalogue lets a fleet sleep that has no requests, and sends it none before it wakes."""
         self.resting = True
+        early = self.dice.choice(self.fleet.engines).link
+        if early is not None and self.dice.random() < 0.3:
+            asyncio.get_running_loop().call_later(self.dice.choice([0.0, STEP_S]), early.die)  # type: ignore[attr-defined]
         try:
             await self.fleet.rest.sleep(1)
+            assert not any(engine.ready and not engine.link.asleep for engine in self.fleet.engines)  # type: ignore
             await asyncio.sleep(self.dice.choice([0.0, 0.3]))
             dying = self.dice.choice(self.fleet.engines)
             if dying.link is not None and self.dice.random() < 0.3:

@@ -205,6 +205,35 @@ async def test_a_sleeping_engine_that_dies_is_loaded_when_it_is_woken(build: Any
     assert await ask(city, "red") == SAYS["red"] and len(city.links["red"]) == 3
 
 
+async def test_an_engine_that_dies_before_it_sleeps_is_no_reason_to_refuse(build: Any) -> None:  # noqa: F811
+    """It has given its memory back. The others slept and were woken again, and the caller got 503."""
+    city = build(engine=ABLE, models_control=True, pin="red")
+    await city.shared.models.start()
+    held = asyncio.ensure_future(ask(city, "red"))
+    city.options["red"].hung = True
+    await until(lambda: city.links["red"][0].commands)
+    going = asyncio.ensure_future(post(city, "/sleep?model=red"))  # waits for the open request
+    await until(lambda: city.entry("red").state is State.DRAINING)
+    city.links["red"][0].die()
+    await until(lambda: len(city.links["red"]) == 2)
+    city.options["red"].hung = False
+    assert await held == SAYS["red"] and await going == (200, "")
+    assert await post(city, "/wake_up?model=red") == (200, "")
+    city.options["red"].hung = True
+    going = asyncio.ensure_future(post(city, "/sleep?model=red"))  # the engine is told and does not answer
+    await until(lambda: city.links["red"][1].commands)
+    city.links["red"][1].die()
+    assert await going == (200, "") and states(city)["red"] == "sleeping" and len(city.links["red"]) == 2
+    city.options["red"].hung = False
+    assert await post(city, "/wake_up?model=red") == (200, "") and await ask(city, "red") == SAYS["red"]
+    city.links["red"][2].die()
+    await until(lambda: len(city.links["red"]) == 4)  # it loads: sleep does not wait for it
+    fleet: Any = city.entry("red").unit.fleet
+    fleet.engines[0].ready = False
+    assert await post(city, "/sleep?model=red") == (200, "") and fleet.engines[0].link is None
+    assert await post(city, "/wake_up?model=red") == (200, "") and await ask(city, "red") == SAYS["red"]
+
+
 async def test_an_unused_sleeper_goes_after_its_time_and_unloading_ends_a_sleep(build: Any) -> None:  # noqa: F811
     city = build(engine=ABLE, memory=10, ttl=0.05, models_control=True)
     await ask(city, "red")

@@ -1,8 +1,8 @@
 """Putting engines to sleep and waking them. Owns: telling all of them, waiting for all of them, and how a death counts
 meanwhile.
 
-An engine that dies asleep is not started before it is woken, because others use its memory now. Must not know: HTTP,
-why a model sleeps.
+An engine that is dead has given all its memory back, so a death is no reason against sleep. It is not started before it
+is woken, because others use its memory now. Must not know: HTTP, why a model sleeps.
 """
 
 from __future__ import annotations
@@ -43,22 +43,27 @@ class RestTraffic:
         self.waiting: set[int] = set()
         self.said: list[Slept] = []
         self.done: asyncio.Future[None] | None = None
+        self.falling = False
+        """Was sleep the last thing that engines were told?"""
         self.lock = asyncio.Lock()
 
     async def sleep(self, level: int) -> None:
-        """Put all engines to sleep. No request may be open. If one engine cannot sleep, all stay awake."""
+        """Put all engines to sleep. No request may be open. If one engine cannot sleep, all stay awake. One that is not
+        loaded, or dies meanwhile, is loaded when it is woken."""
         async with self.lock:
-            if not all(engine.ready for engine in self.crew.engines):
-                raise EngineDeadError("an engine is not ready")
+            keeper = self.crew.keeper
+            keeper.resting = True
             try:
                 await self._ask(Sleep(level))
+                if keeper.broken is not None:
+                    raise EngineDeadError(keeper.broken)
             except BaseException:
-                if not self.asleep:
+                keeper.resting = bool(self.asleep)
+                if not self.asleep and keeper.broken is None:
                     await self._ask(Wake(list(TAGS)))
                 raise
             self.asleep, self.level = list(TAGS), level
             self.kept = sum(each.kept for each in self.said)
-            self.crew.keeper.resting = True
 
     async def wake(self, tags: Iterable[str] = TAGS) -> None:
         """Wake all engines. Engines that died asleep are loaded again completely."""
@@ -81,19 +86,29 @@ class RestTraffic:
     async def _ask(self, command: Sleep | Wake) -> None:
         """Send a command to every engine and wait for every answer. The first failure is raised."""
         self.waiting, self.said = {engine.number for engine in self.crew.engines}, []
-        self.done = asyncio.get_running_loop().create_future()
+        self.done, self.falling = asyncio.get_running_loop().create_future(), isinstance(command, Sleep)
         try:
             for engine in self.crew.engines:
-                if engine.link is None:
-                    self.crew.keeper.launch(engine)  # it answers with Ready
-                elif engine.ready:
+                if engine.link is not None and engine.ready:
                     engine.link.send(command)
+                elif self.falling:
+                    await self._drop(engine)
+                elif engine.link is None:
+                    self.crew.keeper.launch(engine)  # it answers with Ready
             await self.done
         finally:
             self.done = None
         failed = next((each.error for each in self.said if each.error is not None), None)
         if failed is not None:
             raise UserError(failed)
+
+    async def _drop(self, engine: Engine) -> None:
+        """End an engine that is to sleep and has not loaded. Its death is the answer."""
+        if engine.link is None:
+            self._settle(engine)
+        else:
+            engine.unloaded = "it was told to sleep while it loaded"  # so the death is not held against it
+            await engine.link.kill()
 
     def heard(self, engine: Engine, slept: Slept | None) -> None:
         """Take an engine's answer about sleep."""
@@ -107,7 +122,9 @@ class RestTraffic:
 
     def lost(self, engine: Engine, reason: str) -> None:
         """An engine has died. If its answer is awaited, the death is the answer."""
-        if engine.number in self.waiting and self.done is not None and not self.done.done():
+        if self.falling:
+            self._settle(engine)
+        elif engine.number in self.waiting and self.done is not None and not self.done.done():
             self.done.set_exception(EngineLostError(f"an engine died while it was told ({reason})"))
 
     def _settle(self, engine: Engine) -> None:

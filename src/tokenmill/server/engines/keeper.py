@@ -82,7 +82,7 @@ class Keeper:
 
     def launch(self, engine: Engine) -> None:
         """Begin a new life. If that fails, try again after a pause."""
-        if self.closed or self.broken is not None or engine.link is not None:
+        if self.closed or self.broken is not None or self.resting or engine.link is not None:
             return
         engine.begin()
         life = engine.life
