@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tokenmill.checkpoint.gguf_file import open_gguf
 from tokenmill.checkpoint.safetensors_header import read_header, safetensors_files
+from tokenmill.checkpoint.shards import torch_files
 from tokenmill.core.errors import ModelError
 from tokenmill.core.files import LOOK, open_regular, present, read_object, told_by
 
@@ -24,7 +25,8 @@ _OTHERS = {
 
 
 def check_files(form: str, folder: Path, files: Iterable[Path]) -> None:
-    """Raise a ModelError that names the file which is not part of a model in this format."""
+    """Raise a ModelError that names the file which is not part of a model in this format, or is missing. `files`: a
+    GGUF model's."""
     if form == "gguf":
         for file in files:
             _check_gguf(file)
@@ -33,8 +35,9 @@ def check_files(form: str, folder: Path, files: Iterable[Path]) -> None:
         adapter = ": it is an adapter" if present(folder / "adapter_config.json") else ""
         raise ModelError(f"{folder}: there is no config.json beside the weights{adapter}.")
     read_object(folder / "config.json", MAX_CONFIG_BYTES)
-    for file in safetensors_files(folder)[0] if form == "safetensors" else files:
-        _check_safetensors(file) if form == "safetensors" else _check_torch(file)
+    safe = form == "safetensors"
+    for file in (safetensors_files if safe else torch_files)(folder)[0]:
+        (_check_safetensors if safe else _check_torch)(file)
 
 
 def check_adapter(path: Path) -> None:

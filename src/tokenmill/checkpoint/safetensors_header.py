@@ -13,9 +13,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tokenmill.checkpoint.shards import read_index
+from tokenmill.checkpoint.shards import weight_files
 from tokenmill.core.errors import ModelError
-from tokenmill.core.files import LOOK, present, told_by
+from tokenmill.core.files import LOOK, told_by
 
 MAX_HEADER_BYTES = 16 << 20
 MAX_RANK = 16
@@ -40,14 +40,10 @@ class Entry:
 
 def safetensors_files(folder: Path) -> tuple[list[Path], Mapping[str, Path] | None]:
     """The files that hold a folder's weights, none if there are none, and its index, if it has one."""
-    if present(index := folder / "model.safetensors.index.json"):
-        table = read_index(index)
-        return sorted(set(table.values())), table
-    if present(single := folder / "model.safetensors"):
-        return [single], None
+    files, table = weight_files(folder, "model.safetensors", "*.safetensors")
     # Some repositories keep a second copy of all weights under this name.
-    files = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith("consolidated")]
-    return files or sorted(folder.glob("*.safetensors")), None
+    plain = [path for path in files if table is not None or not path.name.startswith("consolidated")]
+    return plain or files, table
 
 
 def read_header(file: BinaryIO) -> tuple[int, dict[str, Entry]]:

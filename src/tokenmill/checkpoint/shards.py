@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.files import read_object
+from tokenmill.core.files import present, read_object
 
 MAX_INDEX_BYTES = 32 << 20
 
@@ -20,6 +20,22 @@ def read_index(path: Path) -> dict[str, Path]:
         raise ModelError(f"{path}: needs a `weight_map` object that says which file holds which tensor")
     files = {name: _shard(path, name) for name in {str(value) for value in table.values()}}
     return {tensor: files[str(name)] for tensor, name in table.items()}
+
+
+def weight_files(folder: Path, whole: str, pattern: str) -> tuple[list[Path], Mapping[str, Path] | None]:
+    """The files that hold a folder's weights, none if there are none, and its index, if it has one: those that the
+    index of `whole` names, `whole` alone, or all that match."""
+    if present(index := folder / f"{whole}.index.json"):
+        table = read_index(index)
+        return sorted(set(table.values())), table
+    if present(single := folder / whole):
+        return [single], None
+    return sorted(folder.glob(pattern)), None
+
+
+def torch_files(folder: Path) -> tuple[list[Path], Mapping[str, Path] | None]:
+    """weight_files of what torch.save has written."""
+    return weight_files(folder, "pytorch_model.bin", "pytorch_model*.bin")
 
 
 def _shard(index: Path, name: str) -> Path:

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor, place, read_index
+from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor, place, torch_files
 from tokenmill.core.errors import ModelError
-from tokenmill.core.files import LOOK, open_regular, present, told_by
+from tokenmill.core.files import LOOK, open_regular, told_by
 
 
 def _load(path: Path) -> dict[str, Tensor]:
@@ -102,10 +102,5 @@ class TorchBinCheckpoint:
 
 def open_torch_bin(folder: Path) -> TorchBinCheckpoint | None:
     """The folder's .bin weights. None: it has none."""
-    if present(index := folder / "pytorch_model.bin.index.json"):
-        table = read_index(index)
-        return TorchBinCheckpoint(folder, sorted(set(table.values())), table)
-    if present(single := folder / "pytorch_model.bin"):
-        return TorchBinCheckpoint(folder, [single])
-    files = sorted(folder.glob("pytorch_model*.bin"))
-    return TorchBinCheckpoint(folder, files) if files else None
+    files, table = torch_files(folder)
+    return TorchBinCheckpoint(folder, files, table) if files else None

@@ -324,6 +324,11 @@ def gguf_of(kind: bytes) -> bytes:
     return GGUF[:16] + b"\x01" + bytes(7) + key + len(kind).to_bytes(8, "little") + kind
 
 
+ZIPPED = b"PK\x03\x04".ljust(100)
+_PLACES = {"a": "pytorch_model-1.bin", "b": "pytorch_model-2.bin"}
+INDEX = {"pytorch_model.bin.index.json": json.dumps({"weight_map": _PLACES}).encode()}
+
+
 @pytest.mark.parametrize(
     ("files", "word"),
     [
@@ -344,6 +349,7 @@ def gguf_of(kind: bytes) -> bytes:
         ({"model.safetensors": POINTER, "config.json": b"{}"}, "Git LFS pointer"),
         ({"pytorch_model.bin": b"hello", "config.json": b"{}"}, "no file that torch.save"),
         ({"pytorch_model.bin": PAGE, "config.json": b"{}"}, "a web page"),
+        ({"pytorch_model-1.bin": ZIPPED, "config.json": b"{}", **INDEX}, "'pytorch_model-2.bin', which"),
     ],
 )
 def test_files_that_are_no_model_are_refused_in_one_sentence(
