@@ -200,7 +200,7 @@ def _add_tokens(
 
 def _named(folder: Path, config: dict[str, Any], strings: dict[str, str]) -> dict[str, AddedToken]:
     """All tokens that the settings call special, in the order in which Transformers gives them ids."""
-    sources = (config, _settings(folder / "special_tokens_map.json"))
+    sources = (config, _older(folder, config, "special_tokens_map.json"))
     found = [strings[name] for name in _NAMES if name in strings]
     entries: list[Any] = [source.get(name) for name in _NAMES for source in sources]
     for source in sources:
@@ -228,7 +228,7 @@ def _listed_tokens(folder: Path, config: dict[str, Any], known: Collection[str])
     new."""
     listed: dict[int, AddedToken] = {}
     try:
-        for token, index in _settings(folder / "added_tokens.json").items():
+        for token, index in _older(folder, config, "added_tokens.json").items():
             if token not in known:
                 listed[int(index)] = AddedToken(token, special=False, normalized=False)
         for index, entry in config.get("added_tokens_decoder", {}).items():
@@ -247,17 +247,21 @@ def _flag(folder: Path, config: dict[str, Any], name: str, default: bool) -> boo
 
 
 def _special_strings(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """The names of the tokens with a role. Where both files name one, special_tokens_map.json counts, unless the
-    settings list their added tokens: files of that time are whole, as Transformers has it."""
+    """The names of the tokens with a role. Where both files name one, the older file counts."""
     strings: dict[str, str] = {}
-    sources = [config, _settings(folder / "special_tokens_map.json")]
-    for source in reversed(sources) if "added_tokens_decoder" in config else sources:
+    for source in (config, _older(folder, config, "special_tokens_map.json")):
         for name in _NAMES:
             value = source.get(name)
             value = value.get("content") if isinstance(value, dict) else value
             if isinstance(value, str) and value:
                 strings[name] = value
     return strings
+
+
+def _older(folder: Path, config: dict[str, Any], name: str) -> dict[str, Any]:
+    """A file beside the settings that older versions wrote. It does not count beside settings that list their added
+    tokens, for these are whole, as in Transformers."""
+    return {} if "added_tokens_decoder" in config else _settings(folder / name)
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, str] | None:

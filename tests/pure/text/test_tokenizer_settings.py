@@ -68,8 +68,8 @@ def listed(index: int, name: str, **flags: bool) -> dict[str, Any]:
                 "tokenizer_config.json": {"extra_special_tokens": ["<absent>"], **listed(NEW, "<new>")},
                 "special_tokens_map.json": {"additional_special_tokens": ["<x>"]},
             },
-            [X, NEW, NEW + 1],
-            {X, NEW + 1},
+            [NEW, NEW + 1],
+            {NEW + 1},
         ),
     ],
 )
@@ -162,6 +162,14 @@ def test_where_two_files_name_a_role_the_older_way_counts_only_in_older_folders(
     said = {"eos_token": "<end>", **(listed(X, "<x>") if lists else {})}
     ours = folder_of(tmp_path, [], {"tokenizer_config.json": said, "special_tokens_map.json": {"eos_token": "<x>"}})
     assert ours.special_strings["eos_token"] == ("<end>" if lists else "<x>")
+
+
+def test_files_of_older_folders_do_not_count_beside_settings_that_list_their_tokens(tmp_path: Path) -> None:
+    """As in Transformers: a role or token that only they name is none."""
+    older = {"bos_token": "<end>", "additional_special_tokens": ["<end>"]}
+    files = {"tokenizer_config.json": listed(X, "<x>"), "special_tokens_map.json": older}
+    ours = folder_of(tmp_path, [], {**files, "added_tokens.json": {"<new>": NEW}})
+    assert not ours.special_strings and ours.encode("<end><new>") == [*b"<end><new>"]
 
 
 def test_a_named_token_keeps_its_sides(tmp_path: Path) -> None:
