@@ -21,10 +21,10 @@ from tokenmill.checkpoint.new_folder import check_free, new_folder
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
 from tokenmill.lora.names import Names
-from tokenmill.lora.peft import WIDE, Adapter, LowRank
+from tokenmill.lora.peft import WIDE, Adapter, LowRank, all_finite
 from tokenmill.lora.store import read_adapter
 from tokenmill.models.family_of import names_of, settled
-from tokenmill.quant.convert import copy_rest, write_json
+from tokenmill.quant.convert import checked, copy_rest, kept, write_json
 
 SHARD_BYTES = 2 << 30
 _TRANSPOSED = ("GPT2LMHeadModel",)
@@ -175,13 +175,15 @@ def _write(checkpoint: Checkpoint, folder: Path, changes: dict[str, Change], par
     for waiting in _shards(checkpoint):
         if parting is not None and parting.embedding in waiting:
             waiting[parting.head] = waiting[parting.embedding]
-        for name, change in changes.items():
-            if name in waiting:
-                if waiting[name].dtype not in WIDE:
-                    raise ModelError(f"{name} is stored as {waiting[name].dtype}: merge into the unquantised model.")
-                waiting[name] = _merged(change, waiting[name], name)
-                done += 1
-                tell(name, done, len(changes))
+        for name, tensor in waiting.items():
+            if name not in changes:
+                kept(tensor, name)
+                continue
+            if tensor.dtype not in WIDE:
+                raise ModelError(f"{name} is stored as {tensor.dtype}: merge into the unquantised model.")
+            waiting[name] = _merged(changes[name], tensor, name)
+            done += 1
+            tell(name, done, len(changes))
         save_file({k: v.clone() for k, v in waiting.items()}, folder / f"part-{len(files):05}", {"format": "pt"})
         files.append(list(waiting))
         total += sum(tensor.nbytes for tensor in waiting.values())
@@ -201,7 +203,8 @@ def _write(checkpoint: Checkpoint, folder: Path, changes: dict[str, Change], par
 def _merged(change: Change, weight: Tensor, name: str) -> Tensor:
     """The changed tensor; refused if its type cannot hold it."""
     found = change(weight)
-    if not bool(torch.isfinite(found).all()):
+    if not all_finite(found):
+        checked(weight, name)
         kind = str(found.dtype).removeprefix("torch.")
         raise ModelError(f"{name} with this adapter has infinite numbers or NaN in {kind}, as the base stores it.")
     return found

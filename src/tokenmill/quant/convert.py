@@ -164,10 +164,17 @@ def checked(weight: Tensor, name: str) -> Tensor:
 
 
 def check_kept(ckpt: Checkpoint, chosen: Set[str]) -> None:
-    """Refuse a model that holds NaN in a tensor that is copied as it is. (Masks may hold infinite numbers.)"""
+    """Refuse a model that holds NaN in a tensor that is copied as it is."""
     for name in ckpt.names():
-        if name not in chosen and bool(torch.isnan(ckpt.tensor(name)).any()):
-            raise ModelError(f"{name} holds NaN: the model is damaged.")
+        if name not in chosen:
+            kept(ckpt.tensor(name), name)
+
+
+def kept(tensor: Tensor, name: str) -> Tensor:
+    """The tensor, if it can be copied as it is. (Masks may hold infinite numbers.)"""
+    if bool(torch.isnan(tensor).any()):
+        raise ModelError(f"{name} holds NaN: the model is damaged.")
+    return tensor
 
 
 def relative(rounded: Tensor, weight: Tensor) -> float:

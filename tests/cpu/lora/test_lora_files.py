@@ -278,6 +278,20 @@ def test_what_the_base_type_cannot_hold_is_not_merged(base: Path, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.0.self_attn.q_proj.weight"])
+def test_a_damaged_base_is_refused_whether_the_adapter_changes_it_or_not(name: str, tmp_path: Path) -> None:
+    from tokenmill.lora.merge import merge
+
+    base = make_tiny(tmp_path / "base")
+    folder = write_adapter(tmp_path / "one", base, modules=("q_proj",))
+    tensors = load_file(base / "model.safetensors")
+    tensors[name].view(-1)[3] = math.nan
+    save_file(tensors, base / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=f"^{name} holds .*NaN: the model is damaged"):
+        merge(base, folder, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
 @pytest.mark.parametrize("changed", ["embeddings", "saved embeddings", "head", "both"])
 def test_a_head_that_was_the_embeddings_is_merged_alone(changed: str, tmp_path: Path) -> None:
     """A tied head has no adapter of the embeddings', nor they one of the head's: merged, each has its own matrix."""
