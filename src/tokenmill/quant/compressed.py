@@ -12,7 +12,7 @@ Must not know: files, models, how scales are found.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -130,14 +130,32 @@ def _refused(what: str) -> ModelError:
     return ModelError(f"This checkpoint is quantised with '{METHOD}' and has {what}, which is not supported.")
 
 
-def stored_bits(ckpt: Checkpoint, name: str, columns: int) -> int | None:
-    """The bits of the quantised weight under `name`. None: it is not quantised."""
+def stored(ckpt: Checkpoint, name: str) -> bool:
+    """Is the weight under `name` quantised?"""
     if ckpt.has(f"{name}.weight_packed"):
         words = ckpt.shape(f"{name}.weight_packed")  # checkpoints that invent tensors have no shapes
-        return None if words is None or len(words) != 2 else words[1] * 32 // columns
-    if ckpt.has(f"{name}.weight_scale") and ckpt.shape(f"{name}.weight_scale") is not None:
+        return words is not None and len(words) == 2
+    return ckpt.has(f"{name}.weight_scale") and ckpt.shape(f"{name}.weight_scale") is not None
+
+
+def packed_bits(words: int, columns: int) -> list[int]:
+    """How many bits a code may have if a row of so many columns takes so many words. Few columns leave a choice."""
+    return [bits for bits in range(2, 9) if -(-columns * bits // 32) == words]
+
+
+def _bits(ckpt: Checkpoint, name: str, columns: int, stated: Collection[int]) -> int:
+    """The bits of a code. stated: those that config.json speaks of; they decide where the tensors leave a choice."""
+    if not ckpt.has(f"{name}.weight_packed"):
         return 8
-    return None
+    shape = ckpt.shape(f"{name}.weight_packed")
+    able = packed_bits(shape[1], columns) if shape is not None and len(shape) == 2 else []
+    chosen = [bits for bits in able if bits in stated] or able[-1:]
+    if not chosen:
+        raise ModelError(f"'{name}.weight_packed' does not hold {columns} columns of 2 to 8 bits.")
+    if len(chosen) > 1:
+        told = " or ".join(map(str, chosen))
+        raise ModelError(f"'{name}.weight_packed' may hold {told} bits a column: {columns} columns do not show it.")
+    return chosen[0]
 
 
 def load_grid(
@@ -148,12 +166,12 @@ def load_grid(
     bias: Tensor | None,
     *,
     symmetric: bool = False,
+    stated: Collection[int] = (),
 ) -> Held:
-    """Read the quantised weight [out, in] under `name`. symmetric: config.json says that all zero points are 0."""
+    """Read the quantised weight [out, in] under `name`. symmetric: config.json says that all zero points are 0;
+    stated: the numbers of bits that it speaks of."""
     rows, columns = shape
-    bits = stored_bits(ckpt, name, columns)
-    if bits is None or bits not in range(2, 9):
-        raise ModelError(f"'{name}.weight_packed' does not hold {columns} columns of 2 to 8 bits.")
+    bits = _bits(ckpt, name, columns, stated)
     if ckpt.has(f"{name}.weight_packed"):
         words = ckpt.tensor(f"{name}.weight_packed", (rows, -(-columns * bits // 32)))
         if words.dtype != torch.int32:

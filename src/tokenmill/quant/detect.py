@@ -139,7 +139,7 @@ def has_form(ckpt: Checkpoint, name: str) -> bool:
 def _plainly(ckpt: Checkpoint, request: WeightRequest) -> bool:
     """Is the weight stored as one matrix of plain numbers, so that a part of it can be read?"""
     name, (out, inner) = request.name, request.shape
-    if sparse.stored(ckpt, name) or _is_stored(ckpt, name, inner):
+    if sparse.stored(ckpt, name) or _is_stored(ckpt, name):
         return False
     return request.transposed or _blocks(ckpt, f"{name}.weight", (out, inner)) is None
 
@@ -253,7 +253,7 @@ def _stored(
     how: Mapping[str, object],
 ) -> Any | None:
     """The weight, if it is stored quantised; else None. kind: the compute dtype and the bias."""
-    if not _is_stored(ckpt, name, shape[1]):
+    if not _is_stored(ckpt, name):
         return None
     expected_tensors.check(ckpt, name, how, shape[1])
     noting = expected_tensors.NotingCheckpoint(ckpt)
@@ -262,11 +262,9 @@ def _stored(
     return found
 
 
-def _is_stored(ckpt: Checkpoint, name: str, columns: int) -> bool:
+def _is_stored(ckpt: Checkpoint, name: str) -> bool:
     """Is the matrix stored quantised?"""
-    if any(reader.stored(ckpt, name) for reader in (*_READERS, bnb, gptq_awq, ternary)):
-        return True
-    return compressed.stored_bits(ckpt, name, columns) is not None
+    return any(reader.stored(ckpt, name) for reader in (*_READERS, bnb, gptq_awq, ternary, compressed))
 
 
 def _read(
@@ -286,7 +284,9 @@ def _read(
         return gptq_awq.load(ckpt, name, shape, *kind, how=how)
     if ternary.stored(ckpt, name):
         return ternary.load(ckpt, name, shape, *kind, divide=ternary.divides(how))
-    found = compressed.load_grid(ckpt, name, shape, *kind, symmetric=expected_tensors.symmetric(how))
+    found = compressed.load_grid(
+        ckpt, name, shape, *kind, symmetric=expected_tensors.symmetric(how), stated=expected_tensors.widths(how)
+    )
     if isinstance(found, GridWeight):
         found.rounds_inputs = compressed.rounds_inputs(how)
     return found

@@ -19,6 +19,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.kernels.fp8 import BLOCK, FP8
 from tokenmill.quant import gptq_awq, ternary
 from tokenmill.quant.base import known
+from tokenmill.quant.compressed import packed_bits
 from tokenmill.quant.dense import codes_alone
 
 _FACTORS = (
@@ -134,6 +135,11 @@ def symmetric(how: Mapping[str, Any]) -> bool:
     return bool(schemes) and all(each.get("symmetric") is True for each in schemes)
 
 
+def widths(how: Mapping[str, Any]) -> list[int]:
+    """The numbers of bits that config.json says of integer matrices."""
+    return [bits for each in _integers(how) if type(bits := each.get("num_bits")) is int]
+
+
 def check_plain(stored: Tensor, name: str) -> None:
     """Refuse codes that would be read as the numbers themselves."""
     if stored.is_floating_point() and stored.element_size() > 1:
@@ -216,10 +222,10 @@ def _integers(how: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the tensors of an integer matrix show. bits: 0 means that each code fills a byte, which shows nothing;
-    scales: their shape; zeros: zero points exist; ordered: the group of each column is listed."""
+    """What the tensors of an integer matrix show. bits: what a code may have; none if each code fills a byte, which
+    shows nothing; scales: their shape; zeros: zero points exist; ordered: the group of each column is listed."""
 
-    bits: int
+    bits: list[int] | None
     columns: int
     scales: tuple[int, ...]
     zeros: bool
@@ -236,7 +242,7 @@ class Seen:
         if found is None or stored.ndim != 2 or stored.dtype not in (torch.int32, torch.int8):
             return None
         return cls(
-            bits=stored.shape[1] * 32 // columns if full == packed else 0,
+            bits=packed_bits(stored.shape[1], columns) if full == packed else None,
             columns=columns,
             scales=tuple(found),
             zeros=ckpt.has(f"{name}.weight_zero_point"),
@@ -247,10 +253,11 @@ class Seen:
 def _check_schemes(schemes: list[Mapping[str, Any]], seen: Seen, name: str) -> None:
     """Refuse a matrix that fits no scheme of config.json. (A scheme's targets are not compared: they are names of
     modules, which files need not have.)"""
-    alike = [each for each in schemes if seen.bits in (0, each.get("num_bits"))]
+    alike = [each for each in schemes if seen.bits is None or each.get("num_bits") in seen.bits]
     if not alike:
         allowed = " or ".join(sorted({str(each.get("num_bits")) for each in schemes}))
-        raise ModelError(f"'{name}.weight_packed' holds {seen.bits} bits a column: config.json says {allowed}.")
+        held = " or ".join(map(str, seen.bits or ())) or "other than 2 to 8"
+        raise ModelError(f"'{name}.weight_packed' holds {held} bits a column: config.json says {allowed}.")
     faults = [_fault(each, seen, name) for each in alike]
     if None not in faults:
         raise next(fault for fault in faults if fault is not None)

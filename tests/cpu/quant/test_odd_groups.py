@@ -21,6 +21,7 @@ from parity import DictCheckpoint
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import make_kernels
+from tokenmill.quant import compressed
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight
 from tokenmill.quantize import recipes
 from tokenmill.quantize.recipes import Recipe, complete_recipe
@@ -251,3 +252,33 @@ def test_what_was_stored_turned_is_quantised_as_any_other(name: str) -> None:
     assert torch.allclose(found, dense[forms.OUT // 2 :], off, 2 * off)
     plain = DictCheckpoint({"w.weight": dense.T.contiguous()})
     assert torch.equal(load_weight(plain, turned, torch.float32, forms.CPU, None, {}).dense(), dense)
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("columns", [2, 6, 8, 20, 30, 34])
+def test_few_columns_of_any_number_of_bits(bits: int, columns: int) -> None:
+    """A row of 8 columns takes one word with 2 to 4 bits: the settings say which it is. It was read as the
+    last."""
+    codes, _, scales = made(OUT, columns, columns, bits)
+    weights = {"num_bits": bits, "type": "int", "strategy": "channel", "symmetric": True}
+    tensors = {
+        "weight_packed": forms.words_by_bit(codes, bits),
+        "weight_scale": scales,
+        "weight_shape": torch.tensor([OUT, columns]),
+    }
+    dense = (codes - (1 << bits - 1)).float() * scales.float()
+    weight = forms.read(tensors, compressed.config("pack-quantized", weights, None, []), (OUT, columns))
+    assert torch.allclose(weight.dense(), dense, rtol=1e-6, atol=1e-6)
+
+
+def test_few_columns_whose_bits_nothing_shows() -> None:
+    codes, _, scales = made(OUT, 8, 8, 3)
+    tensors = {"weight_packed": forms.words_by_bit(codes, 3), "weight_scale": scales}
+    config = compressed.config("pack-quantized", {"num_bits": 3, "type": "int", "strategy": "channel"}, None, [])
+    other = {"num_bits": 4, "type": "int", "strategy": "channel"}
+    config["config_groups"]["group_1"] = {"targets": ["re:x"], "weights": other}
+    with pytest.raises(ModelError, match="may hold 3 or 4 bits a column"):
+        forms.read(tensors, config, (OUT, 8))
+    config["config_groups"] = {"group_0": {"targets": ["re:x"], "weights": other | {"num_bits": 7}}}
+    with pytest.raises(ModelError, match=r"holds 2 or 3 or 4 bits a column: config\.json says 7"):
+        forms.read(tensors, config, (OUT, 8))
