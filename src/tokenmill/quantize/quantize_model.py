@@ -173,14 +173,21 @@ def _fingerprint(job: QuantizeJob, chosen: set[str]) -> dict[str, Any]:
     return {"source": str(job.source.resolve()), "recipe": asdict(job.recipe), "digest": digest}
 
 
+def _seal(state: dict[str, Any]) -> str:
+    """What a state that nobody has changed holds as its seal."""
+    said = {name: value for name, value in state.items() if name != "seal"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
 def _resume(partial: Path, job: QuantizeJob, chosen: set[str]) -> Outcome:
     """What an earlier run of the same job has done; the folder is ready afterwards. A file that the state does not list
-    was written just before the stop, so its weights are made again."""
+    was written just before the stop, so its weights are made again. A state that is damaged or was edited counts as
+    none."""
     state = partial / _STATE
     if state.exists():
         try:
             found = json.loads(state.read_text(encoding="utf-8"))
-            if found["job"] == _fingerprint(job, chosen):
+            if found["seal"] == _seal(found) and found["job"] == _fingerprint(job, chosen):
                 errors = [LayerError(**entry) for entry in found["errors"]]
                 made = Outcome(
                     errors, found["unreached"], found["moved"], found["bits"], found["group"], found["files"]
@@ -325,6 +332,7 @@ class _Run:
         written.rename(self.partial / f"{file}.safetensors")
         self.made.files.append(f"{file}.safetensors")
         state = {**asdict(self.made), "job": _fingerprint(self.job, self.chosen)}
+        state["seal"] = _seal(state)
         half = self.partial / f"{_STATE}.writing"
         half.write_text(json.dumps(state), encoding="utf-8")
         half.rename(self.partial / _STATE)

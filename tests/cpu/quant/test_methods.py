@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -335,8 +336,34 @@ def test_a_stop_among_many_weights_loses_none_and_another_job_begins_anew(tmp_pa
             shutil.rmtree(each.target)
 
 
-@pytest.mark.parametrize("torn", [False, True])
-def test_a_full_disk_keeps_what_is_finished(tmp_path: Path, monkeypatch: Any, torn: bool) -> None:
+def _torn(left: Path) -> None:
+    os.truncate(left / "rest000000.safetensors", 100)
+
+
+def _edited(said: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """A state that someone has changed."""
+
+    def edit(left: Path) -> None:
+        state = json.loads((left / "state.json").read_text())
+        (left / "state.json").write_text(json.dumps(said(state)))
+
+    return edit
+
+
+DAMAGES: dict[str, Callable[[Path], None] | None] = {
+    "none": None,
+    "a torn file": _torn,
+    "a weight less": _edited(lambda state: {**state, "errors": state["errors"][1:]}),
+    "other bits": _edited(lambda state: {**state, "bits": {state["errors"][0]["name"]: "x"}}),
+    "nothing moved": _edited(lambda state: {**state, "moved": None}),
+    "a number": _edited(lambda state: 5),
+    "a list": _edited(lambda state: [state]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_full_disk_keeps_what_is_finished(tmp_path: Path, monkeypatch: Any, damage: str) -> None:
+    """Damage to it begins the job anew."""
     folder = make_tiny(tmp_path / "model", hidden=32, layers=8)
     job = QuantizeJob(folder, tmp_path / "out", complete_recipe(Recipe(method="rtn", group=32)))
     written: list[str] = []
@@ -355,10 +382,10 @@ def test_a_full_disk_keeps_what_is_finished(tmp_path: Path, monkeypatch: Any, to
         quantize_model(job)
     left = tmp_path / ".out.partial"
     assert sorted(path.name for path in left.iterdir()) == ["rest000000.safetensors", "state.json"]
-    if torn:
-        os.truncate(left / "rest000000.safetensors", 100)
+    if (harm := DAMAGES[damage]) is not None:
+        harm(left)
     quantize_model(job)
-    again = ["rest000000", "rest000032"] if torn else ["rest000032"]
+    again = ["rest000032"] if harm is None else ["rest000000", "rest000032"]
     assert written == ["rest000000", "rest000032", *again] and not left.exists()
 
 
