@@ -178,9 +178,13 @@ def _add_tokens(
 ) -> None:
     """Add the tokens that the settings list, under the ids they state, and make those special that the settings name;
     what is only named follows the vocabulary, as in Transformers. What the settings say of a token that the vocabulary
-    file has as well counts, but for its id if that file is whole: then it has the ids of all its tokens."""
-    known = inner.get_added_tokens_decoder()
-    listed = sorted(_listed_tokens(folder, config, {token.content for token in known.values()}).items())
+    file has as well counts, but for its id if that file is whole: then it has the ids of all its tokens. Other files
+    say nothing of tokens, which are then looked for in texts as they are typed."""
+    known, fixed = inner.get_added_tokens_decoder(), {} if whole else {"normalized": False}
+    special = {name: AddedToken(name, **{**flags, **fixed}) for name, flags in _named(folder, config, strings).items()}
+    names = {token.content for token in known.values()}
+    stated = sorted(_listed_tokens(folder, config, names, special).items())
+    listed = [(index, AddedToken(name, **{**flags, **fixed})) for index, (name, flags) in stated]
     changed = [(index, token) for index, token in listed if repr(known.get(index)) != repr(token)]
     sure = {token.content for _, token in changed if whole and inner.token_to_id(token.content) is not None}
     inner.add_tokens([token for _, token in changed])
@@ -191,26 +195,33 @@ def _add_tokens(
                 f"{got}; list the added tokens without gaps or provide a tokenizer.json"
             )
     have = {token.content: token for token in inner.get_added_tokens_decoder().values()}
-    named = [have.get(name, token) for name, token in _named(folder, config, strings).items()]
-    named = [token for token in named if not token.special]
+    named = [have.get(name, token) for name, token in special.items()]
+    named = [token for token in named if token.content not in have or not token.special]
     for token in named:
         token.special = True
     inner.add_special_tokens(named)
 
 
-def _named(folder: Path, config: dict[str, Any], strings: dict[str, str]) -> dict[str, AddedToken]:
-    """All tokens that the settings call special, in the order in which Transformers gives them ids."""
-    sources = (config, _older(folder, config, "special_tokens_map.json"))
-    found = [strings[name] for name in _NAMES if name in strings]
-    entries: list[Any] = [source.get(name) for name in _NAMES for source in sources]
-    for source in sources:
-        for key in ("additional_special_tokens", "extra_special_tokens"):
-            listed = source.get(key) or []
-            more = listed.values() if isinstance(listed, dict) else listed if isinstance(listed, list) else []
-            found += [name for entry in more if (name := _content(entry))]
-            entries += more
-    flags = {_content(entry): entry for entry in entries if isinstance(entry, dict)}
-    return {name: AddedToken(name, normalized=False, **_sides(flags.get(name, {}))) for name in found}
+def _named(folder: Path, config: dict[str, Any], strings: dict[str, str]) -> dict[str, dict[str, bool]]:
+    """All tokens that the settings call special with their flags, in the order in which Transformers gives them ids:
+    those with a role, those with a name of their own (image_token), and the others."""
+    older, extra = _older(folder, config, "special_tokens_map.json"), config.get("extra_special_tokens")
+    roles = [source.get(name) for name in _NAMES for source in (config, older)]
+    own = [source[name] for source in (config, older) for name in source if name.endswith("_token")]
+    own = [entry for entry in own if entry not in roles] + (list(extra.values()) if isinstance(extra, dict) else [])
+    entries = [*own, *_further(config, older)]
+    flags = {_content(entry): _stated(entry) for entry in (*roles, *entries) if isinstance(entry, dict)}
+    found = [*(strings[name] for name in _NAMES if name in strings), *filter(None, map(_content, entries))]
+    return {name: flags.get(name, {}) for name in found}
+
+
+def _further(config: dict[str, Any], older: dict[str, Any]) -> list[Any]:
+    """The special tokens that are only listed. Of the settings' two lists the one under the newer name counts, and the
+    older file's list under the older name only if the settings have none."""
+    name, newer = "additional_special_tokens", "extra_special_tokens"
+    chosen = config.get(newer) if isinstance(config.get(newer), list) else None
+    chosen = chosen or (config if name in config else older).get(name)
+    return [entry for row in (chosen, older.get(newer)) if isinstance(row, list) for entry in row]
 
 
 def _content(entry: Any) -> str:
@@ -219,21 +230,25 @@ def _content(entry: Any) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _sides(entry: dict[str, Any]) -> dict[str, bool]:
-    return {name: bool(entry.get(name, False)) for name in ("lstrip", "rstrip", "single_word")}
+def _stated(entry: dict[str, Any]) -> dict[str, bool]:
+    """The flags that a token's settings have; the library knows what absent ones mean."""
+    return {name: bool(entry[name]) for name in _FLAGS if name in entry}
 
 
-def _listed_tokens(folder: Path, config: dict[str, Any], known: Collection[str]) -> dict[int, AddedToken]:
-    """The added tokens by id. known: names of which the older file, which holds names and ids alone, says nothing
-    new."""
-    listed: dict[int, AddedToken] = {}
+def _listed_tokens(
+    folder: Path, config: dict[str, Any], known: Collection[str], special: Collection[str]
+) -> dict[int, tuple[str, dict[str, bool]]]:
+    """The added tokens by id, with their flags. known: names of which the older file, which holds names and ids alone,
+    says nothing new."""
+    listed: dict[int, tuple[str, dict[str, bool]]] = {}
     try:
         for token, index in _older(folder, config, "added_tokens.json").items():
             if token not in known:
-                listed[int(index)] = AddedToken(token, special=False, normalized=False)
+                listed[int(index)] = (token, {"special": token in special})
         for index, entry in config.get("added_tokens_decoder", {}).items():
-            flags = {name: bool(entry.get(name, False)) for name in _FLAGS}
-            listed[int(index)] = AddedToken(entry["content"], **flags)
+            if not isinstance(name := entry["content"], str):
+                raise TypeError(f"{name!r} is no text")
+            listed[int(index)] = (name, _stated(entry))
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ModelError(f"{folder}: the list of added tokens is malformed ({error})") from error
     return listed

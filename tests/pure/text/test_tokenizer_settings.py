@@ -177,6 +177,54 @@ def test_a_named_token_keeps_its_sides(tmp_path: Path) -> None:
     assert folder_of(tmp_path, [], {"tokenizer_config.json": said}).encode("a <new> b") == [*b"a", NEW, *b" b"]
 
 
+OLD, EXTRA = "additional_special_tokens", "extra_special_tokens"
+
+
+@pytest.mark.parametrize(
+    ("said", "mapped", "order"),
+    [
+        ({EXTRA: ["<a>"], OLD: ["<b>"]}, {}, "a"),
+        ({EXTRA: {"k": "<a>"}, OLD: ["<b>"]}, {}, "ab"),
+        ({EXTRA: [], OLD: ["<b>"]}, {OLD: ["<c>"]}, "b"),
+        ({EXTRA: ["<b>"]}, {EXTRA: ["<c>"], OLD: ["<d>"]}, "bc"),
+        ({}, {OLD: ["<c>"]}, "c"),
+        ({"image_token": "<a>", "pad_token": "<b>", OLD: ["<c>"]}, {"eot_token": {"content": "<d>"}}, "badc"),
+    ],
+)
+def test_which_of_several_lists_counts(
+    said: dict[str, Any], mapped: dict[str, Any], order: str, tmp_path: Path
+) -> None:
+    """As in Transformers, where a list that does not count gives none of the ids either."""
+    ours = folder_of(tmp_path, [], {"tokenizer_config.json": said, "special_tokens_map.json": mapped})
+    found = [ours.token_to_id(f"<{name}>") for name in "abcd"]
+    assert found == [NEW + order.index(name) if name in order else None for name in "abcd"]
+    assert {*range(NEW, NEW + len(order))} == ours.special_ids
+
+
+@pytest.mark.parametrize("listed_in", ["added_tokens_decoder", "added_tokens.json", "pad_token"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_a_vocabulary_file_leaves_open_is_found_as_it_is_typed(
+    listed_in: str, whole: bool, tmp_path: Path
+) -> None:
+    """A token that is looked for in the normalised text belongs to it: the text behind it gets no space of its own."""
+    model_bytes = trained(model_type="bpe", normalization_rule_name="identity", remove_extra_whitespaces=False)
+    (tmp_path / "tokenizer.model").write_bytes(model_bytes)
+    if whole:
+        load_tokenizer(tmp_path)._inner.save(str(tmp_path / "tokenizer.json"))
+    index = load_tokenizer(tmp_path).vocab_size
+    entry: dict[str, Any] = {"content": "<new>", "normalized": True}
+    said: dict[str, Any] = {"add_bos_token": False}
+    if listed_in == "added_tokens.json":
+        (tmp_path / listed_in).write_text(json.dumps({"<new>": index}))
+    else:
+        said[listed_in] = entry if listed_in == "pad_token" else {str(index): entry}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    judge = sentencepiece.SentencePieceProcessor(model_proto=model_bytes)
+    behind = judge.encode("\nhello")[2:] if whole else judge.encode("hello")
+    found = load_tokenizer(tmp_path).encode("<new>hello")
+    assert found[found.index(index) :] == [index, *behind]
+
+
 def test_settings_win_where_they_contradict_the_flags_of_a_token(tmp_path: Path) -> None:
     greedy = AddedToken("<end>", special=True, lstrip=True, rstrip=True)
     files = {"tokenizer_config.json": listed(END, "<end>", special=True)}
