@@ -37,6 +37,8 @@ KEPT = re.compile(
 """Never rounded: embeddings, heads, norms, routers and Gemma 3n's mixing factors. They are small, or would lose too
 much."""
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pth", ".pt", ".index.json", ".onnx", ".h5", ".msgpack")
+_OF_WEIGHTS = ("config.json", "hf_quant_config.json", "quantize_config.json", REPORT)
+"""Files that say how a folder's weights are stored: the new ones are stored in another way."""
 _USUAL = (2.0**-10, 2.0**10)
 """The largest magnitudes of matrices that every form can express."""
 _WORSE, _MORE = 1.5, 0.02
@@ -292,9 +294,11 @@ class Shards:
 
 
 def copy_rest(source: Path, target: Path) -> None:
-    """Copy every small file that holds no weights: tokenizer, templates, generation defaults."""
+    """Copy every small file that holds no weights and says nothing of them (tokenizer, templates, generation defaults),
+    unless the target has its own."""
     for path in _files(source):
-        if not path.name.endswith(_WEIGHTS) and path.name != "config.json" and path.stat().st_size <= MAX_COPIED_BYTES:
+        fits = not path.name.endswith(_WEIGHTS) and path.name not in _OF_WEIGHTS
+        if fits and path.stat().st_size <= MAX_COPIED_BYTES and not (target / path.name).exists():
             shutil.copyfile(path, target / path.name)
 
 

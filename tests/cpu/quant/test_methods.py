@@ -11,8 +11,8 @@ import json
 import os
 import re
 import shutil
-from dataclasses import replace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

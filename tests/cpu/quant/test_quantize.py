@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -139,6 +140,22 @@ def test_a_target_with_files_is_kept(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="exists already"):
         convert.convert(tiny, tmp_path, Recipe(4))
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("method", [True, False])
+def test_what_other_files_say_of_the_old_weights_is_not_copied(method: bool, tiny: Path, tmp_path: Path) -> None:
+    """Another tool would believe ModelOpt's file before the config; an earlier report took the place of the new one."""
+    source = tmp_path / "source"
+    shutil.copytree(tiny, source)
+    for name in ("hf_quant_config.json", convert.REPORT, "generation_config.json"):
+        (source / name).write_text('{"max_new_tokens": 5}')
+    if method:
+        quantize_model(QuantizeJob(source, tmp_path / "out", complete_recipe(ByMethod(method="rtn", group=32))))
+    else:
+        convert.convert(source, tmp_path / "out", Recipe(4))
+    assert not (tmp_path / "out" / "hf_quant_config.json").exists()
+    assert json.loads((tmp_path / "out" / convert.REPORT).read_text())["weights"]
+    assert "max_new_tokens" in (tmp_path / "out" / "generation_config.json").read_text()
 
 
 @pytest.mark.parametrize("where", ["save_file", "copy", "interrupt"])
