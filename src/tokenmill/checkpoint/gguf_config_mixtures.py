@@ -119,6 +119,8 @@ def _afmoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 _MAVERICK = 128
 """The number of experts of the size that does not norm queries and keys."""
+_CHUNK = 8192
+"""The chunks of both sizes."""
 
 
 def _llama4(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
@@ -126,6 +128,8 @@ def _llama4(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     kind, factor = meta.scaling()
     if kind not in ("none", "linear"):
         raise meta.fail("rope scaling is not supported in llama4 but for stored divisors")
+    if (chunk := meta.whole("attention.sliding_window", _CHUNK, least=0)) != _CHUNK:  # 0: all layers see everything
+        raise meta.fail(f"llama4.attention.sliding_window = {chunk} is not supported (only {_CHUNK})")
     found = _mixture(meta, tensors, "llama4_text", "num_local_experts", rope=False)
     found["rope_theta"] = meta.number("rope.freq_base", 500000.0)
     divisors = factors("rope_freqs.weight")
@@ -135,7 +139,7 @@ def _llama4(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
         raise meta.fail("rope scaling is not supported in llama4 but for stored divisors")
     return {
         **found, "intermediate_size": meta.whole("expert_feed_forward_length"),
-        "intermediate_size_mlp": meta.whole("feed_forward_length"), "attention_chunk_size": 8192,
+        "intermediate_size_mlp": meta.whole("feed_forward_length"), "attention_chunk_size": _CHUNK,
         "interleave_moe_layer_step": meta.whole("interleave_moe_layer_step"), "no_rope_layer_interval": 4,
         "use_qk_norm": found["num_local_experts"] != _MAVERICK, "attention_bias": some(tensors, "attn_q.bias"),
     }  # fmt: skip

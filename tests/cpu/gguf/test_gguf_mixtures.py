@@ -259,6 +259,7 @@ def test_like_transformers(name: str, tmp_path: Path) -> None:
         ("gemma3n", {"gemma3n.attention.sliding_window_pattern": [True]}, "must have an entry for each of 4 layers"),
         ("gemma3n", {"gemma3n.activation_sparsity_scale": [1.0]}, "a number below 8 for each of 4 layers"),
         ("llama4", {"llama4.rope.scaling.type": "yarn"}, "rope scaling is not supported in llama4"),
+        ("llama4", {"llama4.attention.sliding_window": 0}, "sliding_window = 0 is not supported .only 8192"),
         ("afmoe", {"afmoe.expert_gating_func": 1}, "expert_gating_func is not supported"),
         ("afmoe", {"afmoe.expert_weights_norm": False}, "expert_weights_norm must be true"),
         ("apertus", {"xielu.beta": [0.5]}, "xielu.beta must be a number, or one for each of 4 layers"),
