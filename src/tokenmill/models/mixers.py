@@ -189,12 +189,14 @@ _NEMOTRON_KEYS = SpaceKeys("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm
 
 
 def nemotron_kinds(c: ModelConfig) -> dict[str, Any]:
-    """The kind of each layer, from a list or one letter for each; the list gives the number of layers. For two keys the
-    usual names take precedence over the family's own."""
+    """The kind of each layer, from a list or one letter for each; the list gives the number of layers. Without either
+    there are four. For two keys the usual names take precedence over the family's own."""
     listed = next((name for name in ("layer_types", "layers_block_type") if c.has(name)), "")
     if listed:
         kinds = [{"mamba": "linear_attention", "attention": "full_attention"}.get(kind, kind)
                  for kind in c.need(listed, list) if isinstance(kind, str)]  # fmt: skip
+    elif not c.has("hybrid_override_pattern"):
+        kinds = ["linear_attention", "moe", "full_attention", "mlp"]
     else:
         pattern = c.need("hybrid_override_pattern", str)
         if set(pattern) - set(_LETTERS):
