@@ -56,12 +56,10 @@ def workload(name: str, seed: int) -> Workload:
     if name == "mixed":
         return [(ids(rng.randint(128, 1024)), rng.randint(64, 512)) for _ in range(512)]
     if name == "long":
-        return [(ids(16000), 128) for _ in range(16)]
+        return [(ids(16_000), 128) for _ in range(16)]
     if name == "prefix":
         shared = ids(2048)
         return [(shared + ids(128), 64) for _ in range(256)]
-    if name == "long":
-        return [(ids(16_000), 128) for _ in range(16)]
     raise KeyError(name)
 
 
