@@ -30,21 +30,24 @@ _HYBRID_MIX = {
     "intermediate_size": 5632,
 }  # fmt: skip
 # The convolution of recurrent layers has the same activation as feed-forward layers.
-_HYBRID_ONLY: dict[str, tuple[Any, ...]] = {**NO_MLP_BIAS, "hidden_act": ("silu", "swish")}
-# Only for layers that make drafts: qwen3_next.build_later reads it.
-_LATER = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+_HYBRID_ONLY: dict[str, tuple[Any, ...]] = {
+    **NO_MLP_BIAS, "hidden_act": ("silu", "swish"), "attn_output_gate": (True,), "output_gate_type": ("swish", "silu"),
+}  # fmt: skip
+# Only for layers that make drafts: qwen3_next.build_later reads it. States are kept as an option says.
+_HYBRID_IDLE = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
 _FILES: dict[str, Fields] = {
     "Qwen3NextForCausalLM": Fields(
-        "qwen3_next", needed=SIZES, defaults=_HYBRID_MIX, only=_HYBRID_ONLY, ignored=(*MOE, *_LATER)
+        "qwen3_next", needed=SIZES, defaults=_HYBRID_MIX, only=_HYBRID_ONLY, ignored=(*MOE, *_HYBRID_IDLE)
     ),
     "Qwen3_5ForCausalLM": Fields(
-        "qwen3_5_text", needed=SIZES, defaults={**_HYBRID, "num_key_value_heads": 4}, only=_HYBRID_ONLY, ignored=_LATER,
+        "qwen3_5_text", needed=SIZES, defaults={**_HYBRID, "num_key_value_heads": 4}, only=_HYBRID_ONLY,
+        ignored=_HYBRID_IDLE,
     ),
     "Qwen3_5MoeForCausalLM": Fields(
         "qwen3_5_moe_text", needed=SIZES,
         defaults={**without(_HYBRID_MIX, "decoder_sparse_step", "mlp_only_layers"),
                   "num_experts_per_tok": 8, "num_experts": 256},
-        only={**_HYBRID_ONLY, "norm_topk_prob": (True,)}, ignored=(*MOE, *_LATER),
+        only={**_HYBRID_ONLY, "norm_topk_prob": (True,), "mlp_only_layers": ([],)}, ignored=(*MOE, *_HYBRID_IDLE),
     ),
     "GptOssForCausalLM": Fields(
         "gpt_oss",
@@ -160,7 +163,8 @@ _FILES: dict[str, Fields] = {
                   "activation_sparsity_pattern": None, "max_position_embeddings": 32768},
         only={**NO_MLP_BIAS, "use_bidirectional_attention": (False,), "partial_rotary_factor": (),
               "hidden_activation": ("gelu_pytorch_tanh",)},
-        ignored=("hidden_act", "altup_coef_clip", "altup_lr_multiplier", "default_theta"),
+        # Scores of this family are not scaled.
+        ignored=("hidden_act", "altup_coef_clip", "altup_lr_multiplier", "default_theta", "query_pre_attn_scalar"),
     ),
     "Gemma4ForCausalLM": Fields(
         "gemma4_text",

@@ -127,7 +127,7 @@ _CHANGES = re.compile(r"rope|rotary|window|cap(ping)?$|multiplier|(^|_)scal(e|es
 def _plain_positions(config: dict[str, Any]) -> dict[str, Any]:
     """The settings without the distribution of three-part positions, in families that have it."""
     if not re.fullmatch(
-        r"(qwen2(_5)?_vl|qwen3_vl(_moe)?|qwen3_5(_moe)?|glm4v(_moe)?)_text", str(config.get("model_type"))
+        r"(qwen2(_5)?_vl|qwen3_vl(_moe)?|qwen3_5(_moe)?|glm4v(_moe)?)(_text)?", str(config.get("model_type"))
     ):
         return config
     for name in ("rope_scaling", "rope_parameters"):

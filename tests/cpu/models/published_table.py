@@ -29,8 +29,20 @@ SPACE = {"mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "m
          "rope_scaling": None, "rope_theta": 10000.0, "attention_bias": False, "hidden_act": "silu"}  # fmt: skip
 LFM2 = {"conv_L_cache": 3, "conv_bias": False, "norm_eps": 1e-5, "rope_theta": 1000000.0, "use_pos_enc": True,
         "layer_types": ["conv", "full_attention"]}  # fmt: skip
+QWEN35 = {"attention_bias": False, "attn_output_gate": True, "full_attention_interval": 4, "head_dim": 256,
+          "layer_types": ["linear_attention", "full_attention"], "linear_conv_kernel_dim": 4,
+          "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+          "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1,
+          "mtp_use_dedicated_embeddings": False, "output_gate_type": "swish", "partial_rotary_factor": 0.25,
+          "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}}  # fmt: skip
 
 PUBLISHED: dict[str, dict[str, Any]] = {
+    "Qwen3ForCausalLM": {"attention_bias": False, "head_dim": 128, "max_window_layers": 28, "rope_scaling": None,
+                         "rope_theta": 1000000, "sliding_window": None, "use_sliding_window": False},
+    "Qwen3_5ForCausalLM": QWEN35,
+    "Qwen3_5MoeForCausalLM": {**QWEN35, "mlp_only_layers": [], "moe_intermediate_size": 512, "num_experts": 256,
+                              "num_experts_per_tok": 8, "router_aux_loss_coef": 0.001,
+                              "shared_expert_intermediate_size": 512},
     "BambaForCausalLM": {**SPACE, "attn_layer_indices": [9, 18, 27], "attn_rotary_emb": 64, "mlp_bias": False,
                          "num_logits_to_keep": 1, "z_loss_coefficient": 0.0},
     "FalconMambaForCausalLM": {**SCAN, "expand": 16, "intermediate_size": 8192, "mixer_rms_eps": 1e-6,
@@ -54,6 +66,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
                            "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 256,
                            "intermediate_size": [8192, 8192], "laurel_rank": 64, "num_kv_shared_layers": 10,
                            "layer_types": ["sliding_attention", "full_attention"], "rope_local_base_freq": 10000.0,
+                           "query_pre_attn_scalar": 256,
                            "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": 512,
                            "vocab_size_per_layer_input": 262144},
     "GraniteMoeHybridForCausalLM": {**GRANITE, **SPACE, "init_method": "mup", "layer_types": ["mamba", "attention"],

@@ -41,6 +41,18 @@ def test_like_transformers(name: str, tmp_path: Path, caplog: pytest.LogCaptureF
     assert (found - expected).abs().max() <= 1e-4
 
 
+def test_a_text_part_may_lie_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """With the type of the whole, and settings of positions in three parts."""
+    _, config, tensors = make("qwen3.5", tmp_path)
+    inner = {**config["text_config"], "architectures": ["Qwen3_5ForCausalLM"]}
+    alone = {name.replace("model.language_model.", "model."): value for name, value in tensors.items()}
+    alone = {name: value for name, value in alone.items() if "visual" not in name}
+    assert "mrope_section" in inner["rope_parameters"]
+    wanted = logits(config, tensors)
+    for kind in ("qwen3_5_text", "qwen3_5"):
+        assert torch.equal(logits({**inner, "model_type": kind}, alone), wanted)
+
+
 HUB = {
     "model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head.",
     "model.vision_tower.": "vision_tower.", "model.multi_modal_projector.": "multi_modal_projector.",
