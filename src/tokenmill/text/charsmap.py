@@ -9,11 +9,17 @@ from __future__ import annotations
 import re
 import struct
 from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 from tokenmill.core.errors import ModelError
 
 _LEAF, _LABEL, _VALUE = 1 << 8, (1 << 31) | 0xFF, (1 << 31) - 1
 _NOTHING = -1
+_MOST_STEPS = 4_000_000
+"""No table has as many nodes; a damaged one may lead back to where it began."""
+_MOST_RUNS, _LONG = 16_384, 8
+"""How many runs are remembered, and of how many characters."""
 
 
 class CharsMap:
@@ -22,46 +28,52 @@ class CharsMap:
     def __init__(self, data: bytes) -> None:
         size = struct.unpack_from("<I", data)[0] if len(data) > 4 else 0
         if not 0 < size <= len(data) - 4 or size % 4:
-            raise ModelError("its table of replacements (precompiled_charsmap) is damaged")
+            raise _damaged()
         self.data = data
         self._units = array("I", struct.unpack_from(f"<{size // 4}I", data, 4))
         self._texts = data[4 + size :]
-        self._first: dict[str, int] = {}
-        """By character: the node behind it, if some entry begins with it."""
-        plain = [chr(i) for i in range(128)]
-        changed = "".join(c for c in plain if self._longest(c, 0)[1])
-        longer = any(self._longest(a + b, 0)[1] == 2 for a in plain if self._begin(a) != _NOTHING for b in plain)
-        odd = rf"[^\x00-\x7f{re.escape(changed)}]" if not changed else rf"(?:[^\x00-\x7f]|[{re.escape(changed)}])"
-        # Most texts are ASCII that stays as it is: only its neighbours of other characters may belong to an entry.
-        near = rf"(?:[\x00-\x7f]?{odd})+(?:[\x00-\x7f](?!{odd})){{0,8}}"
-        self._where = re.compile(r"[\s\S]+" if longer else near)
+        self._new, later = self._characters()
+        """Replacements of single characters."""
+        self._alone, self._later = _any_of(self._new), _any_of(later)
+        """Runs of characters that are replaced, and of those that may be the second of an entry, or a later one. Few
+        texts have any of the latter."""
+        self._runs: dict[str, str] = {}
+        """What has become of runs of the latter."""
 
     def apply(self, text: str, kept: re.Pattern[str] | None = None) -> str:
         """The text with its replacements. What `kept` finds stays as it is; it has one group around everything."""
         if kept is None:
-            return self._where.sub(self._replaced, text)
+            return self._applied(text)
         parts = kept.split(text)
-        parts[::2] = [self._where.sub(self._replaced, part) for part in parts[::2]]
+        parts[::2] = [self._applied(part) for part in parts[::2]]
         return "".join(parts)
 
-    def _replaced(self, found: re.Match[str]) -> str:
-        text, at, made = found[0], 0, list[str]()
-        while at < len(text):
-            if self._begin(text[at]) == _NOTHING:
-                made.append(text[at])
-                at += 1
-                continue
-            new, size = self._longest(text, at)
-            made.append(new if size else text[at])
-            at += size or 1
+    def _applied(self, text: str) -> str:
+        made, done = list[str](), 0
+        for found in self._later.finditer(text):
+            start = max(found.start() - 1, 0)  # an entry may begin with any character
+            made += (self._alone.sub(self._each, text[done:start]), self._run(text[start : found.end()]))
+            done = found.end()
+        made.append(self._alone.sub(self._each, text[done:] if done else text))
         return "".join(made)
 
-    def _begin(self, char: str) -> int:
-        node = self._first.get(char)
-        if node is None:
-            node, _ = self._walk(self._children(0), char)
-            self._first[char] = node
-        return node
+    def _each(self, found: re.Match[str]) -> str:
+        """A run of characters none of which belongs to a longer entry."""
+        return "".join([self._new.get(char, char) for char in found[0]])
+
+    def _run(self, text: str) -> str:
+        """A run in which entries may have several characters."""
+        new = self._runs.get(text)
+        if new is None:
+            at, made = 0, list[str]()
+            while at < len(text):
+                one, size = self._longest(text, at)
+                made.append(one if size else text[at])
+                at += size or 1
+            new = "".join(made)
+            if len(text) <= _LONG and len(self._runs) < _MOST_RUNS:
+                self._runs[text] = new
+        return new
 
     def _longest(self, text: str, at: int) -> tuple[str, int]:
         """The replacement of the longest entry there, and of how many characters it is; ("", 0): there is none."""
@@ -72,9 +84,7 @@ class CharsMap:
                 found, end = value, place + 1
             if node == _NOTHING:
                 break
-        if found == _NOTHING:
-            return "", 0
-        return self._texts[found : self._texts.find(b"\0", found)].decode("utf-8", "replace"), end - at
+        return ("", 0) if found == _NOTHING else (self._text(found), end - at)
 
     def _walk(self, node: int, char: str) -> tuple[int, int]:
         """(the node behind a character, the place of its replacement); where there is none: _NOTHING."""
@@ -83,11 +93,73 @@ class CharsMap:
             node ^= byte
             if node >= len(self._units) or self._units[node] & _LABEL != byte:
                 return _NOTHING, _NOTHING
-            unit = self._units[node]
-            node = self._children(node)
-            value = self._units[node] & _VALUE if unit & _LEAF and node < len(self._units) else _NOTHING
+            node, value = self._inside(node)
         return node, value
 
-    def _children(self, node: int) -> int:
-        unit = self._units[node]
-        return node ^ (unit >> 10) << ((unit & (1 << 9)) >> 6)
+    def _inside(self, place: int) -> tuple[int, int]:
+        """(the node of a unit's children, the place of its replacement)."""
+        node = self._children(place)
+        valued = self._units[place] & _LEAF and node < len(self._units)
+        return node, self._units[node] & _VALUE if valued else _NOTHING
+
+    def _children(self, place: int) -> int:
+        unit = self._units[place]
+        return place ^ (unit >> 10) << ((unit & (1 << 9)) >> 6)
+
+    def _text(self, place: int) -> str:
+        return self._texts[place : self._texts.find(b"\0", place)].decode("utf-8", "replace")
+
+    def _characters(self) -> tuple[dict[str, str], set[str]]:
+        """The replacements of single characters, and the characters that stand behind another one in an entry."""
+        below: dict[int, list[int]] = defaultdict(list)
+        for place, unit in enumerate(self._units):
+            if 0 < unit & _LABEL < 256:
+                below[place ^ unit & 0xFF].append(place)
+        left = _MOST_STEPS
+
+        def next_ones(node: int) -> Iterator[tuple[str, int, int]]:
+            """(character, node behind it, place of its replacement)."""
+            nonlocal left
+            waiting = [(node, b"")]
+            while waiting:
+                node, start = waiting.pop()
+                left -= len(below.get(node, ())) + 1
+                if left < 0:
+                    raise _damaged()
+                for place in below.get(node, ()):
+                    key, (inner, value) = start + bytes((self._units[place] & 0xFF,)), self._inside(place)
+                    if len(key) < _length(key[0]):
+                        waiting.append((inner, key))
+                    elif char := key.decode("utf-8", "ignore"):
+                        yield char, inner, value
+
+        new, later = dict[str, str](), set[str]()
+        seen = [self._children(0)]
+        known = {*seen}
+        for node in seen:
+            for char, inner, value in next_ones(node):
+                if node == seen[0] and value != _NOTHING:
+                    new[char] = self._text(value)
+                elif node != seen[0]:
+                    later.add(char)
+                if inner not in known:
+                    known.add(inner)
+                    seen.append(inner)
+        return new, later
+
+
+def _length(first: int) -> int:
+    """How many bytes a character has that begins with this one."""
+    return 1 if first < 0xC0 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
+
+
+def _any_of(chars: Iterable[str]) -> re.Pattern[str]:
+    """Finds runs of these characters, and of all between those beyond U+FFFF: a set of many of the latter would be gone
+    through one by one."""
+    low, high = ([char for char in sorted(chars) if (char > "\uffff") == far] for far in (False, True))
+    near, far = re.escape("".join(low)), f"{high[0]}-{high[-1]}" if high else ""
+    return re.compile(f"[{near}{far}]+" if near or far else r"(?!)")
+
+
+def _damaged() -> ModelError:
+    return ModelError("its table of replacements (precompiled_charsmap) is damaged")

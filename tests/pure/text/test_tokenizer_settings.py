@@ -109,6 +109,9 @@ def test_characters_are_replaced_as_in_sentencepiece(norm: str) -> None:
         parts = [dice.choice(MARKED) if dice.random() < 0.5 else chr(dice.randrange(0x20, 0x3400)) for _ in range(6)]
         text = "".join([*parts, dice.choice(["", "a", "Zebra "])])
         assert table.apply(text).replace(" ", "▁") == theirs.normalize(text).replace(" ", "▁"), ascii(text)
+    for text in map(chr, [*range(0x250), *range(0x300, 0x340), *range(0xD7A0, 0xE010), *range(0x1D100, 0x1D200)]):
+        if text not in " \0" and not "\ud800" <= text <= "\udfff":
+            assert table.apply(text).replace(" ", "▁") == theirs.normalize(text).replace(" ", "▁"), ascii(text)
     for damaged in (b"", b"abc", b"\0\0\0\0abcd", b"\xff\xff\xff\xff", table.data[:9]):
         with pytest.raises(ModelError, match="damaged"):
             CharsMap(damaged)
