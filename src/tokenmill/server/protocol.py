@@ -21,6 +21,7 @@ from tokenmill.server.access import OPEN_PATHS
 from tokenmill.server.deadlines import Deadlines
 from tokenmill.server.errors import HttpError, Pairs, error_bytes
 from tokenmill.server.half_closed import HalfClosed
+from tokenmill.server.old_clients import answer_as_1_0
 from tokenmill.server.tls import Door, Handshakes
 from tokenmill.server.transport import CountedTransport, Flow, LateEvent
 
@@ -349,6 +350,8 @@ class BoundedProtocol(HttpToolsProtocol):
         state.update(abort=self.transport.abort, on_gone=self.on_gone, sending=self._is_sending, widen=self._widen)
         super().on_headers_complete()
         self.cycle.message_event = LateEvent()  # type: ignore[assignment]
+        if self.scope["http_version"] == "1.0":
+            answer_as_1_0(self.cycle)
         self.declined = False
         if self.parser.should_upgrade():  # a handler takes the connection, or the bytes that follow are not read
             self.cycle.keep_alive = False

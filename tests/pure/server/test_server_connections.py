@@ -206,6 +206,14 @@ async def test_old_and_other_protocols(listen: Any) -> None:
     reader, writer = await server.connect()
     writer.write(b"GET /health HTTP/1.0\r\nhost: localhost\r\n\r\n")
     assert (await rest(reader)).split()[1] == b"200"
+    for streams in (False, True):
+        body = b'{"model": "fake", "prompt": "x", "max_tokens": 3, "stream": ' + (b"true}" if streams else b"false}")
+        head = POST.replace(b"1.1", b"1.0") + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body)
+        reader, writer = await server.connect()
+        writer.write(head + body)
+        said, _, data = (await rest(reader)).partition(b"\r\n\r\n")
+        assert said.split()[1] == b"200" and b"chunked" not in said and b"connection: close" in said
+        assert data.startswith(b"data: ") and data.endswith(b"[DONE]\n\n") if streams else json.loads(data)
     for upgrade in (b"websocket", b"h2c", b"whatever"):
         reader, writer = await server.connect()
         writer.write(GET + b"connection: upgrade\r\nupgrade: " + upgrade + b"\r\n\r\n" + b"\x81\x05hello" * 100)
