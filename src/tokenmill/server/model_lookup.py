@@ -178,8 +178,11 @@ def check_agreement(shared: ServerContext, request: Request, entry: Entry[Model]
 
 def named_in_address(request: Request) -> str | None:
     """The model that the path or the query names, which goes before the body's. None: neither does."""
-    found: str | None = request.path_params.get("model") or request.query_params.get("model")
-    return found or None
+    path, query = request.path_params.get("model"), request.query_params.get("model")
+    if path and query and path != query:
+        text = f"The path names the model {path[:100]!r}, and the query names {query[:100]!r}: name one of them."
+        raise HttpError(400, text, param="model")
+    return path or query or None
 
 
 def find_by_name(shared: ServerContext, request: Request, name: str) -> Entry[Model]:

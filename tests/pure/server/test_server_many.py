@@ -187,6 +187,9 @@ async def test_an_address_and_a_body_that_name_two_models_are_told_so(build: Any
     assert answer.status_code == 400 and "'red'" in answer.text and "'blue'" in answer.text and not city.loaded()
     assert (await city.post("/v1/completions?model=red", {"model": "red-alias", "prompt": "x"})).status_code == 200
     assert (await city.post("/v1/completions?model=red", {"model": "nope", "prompt": "x"})).status_code == 404
+    said = (await city.post("/v2/models/red/generate?model=blue", {"text_input": "x"})).json()["error"]
+    assert said == "The path names the model 'red', and the query names 'blue': name one of them."
+    assert (await city.post("/v2/models/red/generate?model=red", {"text_input": "x"})).status_code == 200
 
 
 @pytest.mark.parametrize("room", [True, False])
