@@ -93,6 +93,26 @@ async def test_tgi_best_of_shows_every_candidate(start):
     assert len(details["best_of_sequences"]) == 2 and len(details["tokens"]) == 4
 
 
+@pytest.mark.parametrize(
+    ("asked", "sampled"),
+    [
+        ({}, False),
+        ({"seed": 7}, False),
+        ({"do_sample": True}, True),
+        ({"typical_p": 0.9}, True),
+        ({"do_sample": True, "seed": 7}, True),
+    ],
+)
+async def test_tgi_tells_the_seed_of_what_was_sampled(start, asked, sampled):
+    """It gives the same text again, whether or not the request had one. A greedy text has none."""
+    served = await start()
+    body = {"inputs": "x", "parameters": {"max_new_tokens": 2, "details": True, **asked}}
+    whole = (await served.post("/generate", body)).json()["details"]["seed"]
+    last = (await served.post("/generate_stream", body)).text.strip().splitlines()[-1]
+    seeds = {whole, json.loads(last.removeprefix("data:"))["details"]["seed"]}
+    assert seeds == {asked.get("seed")} if sampled and "seed" in asked else (None in seeds) is not sampled
+
+
 async def test_vllms_first_api_streams_whole_texts(start):
     served = await start(FakeOptions(script="abc"))
     answer = await served.post("/generate", {"prompt": "x", "n": 2, "stream": True, "max_tokens": 9})

@@ -133,7 +133,7 @@ def _details(tokens: Tokens, task: Task, out: CompletionOutput) -> dict[str, Any
     return {
         "finish_reason": reason(out.finish_reason, out.stop_reason),
         "generated_tokens": len(out.token_ids),
-        "seed": task.request.params.seed,
+        "seed": _seed(task),
         **tokens.all(task, out.logprobs or [], out.token_ids),
     }
 
@@ -142,10 +142,15 @@ def _ending(text: str, delta: TextDelta, task: Task, count: int) -> dict[str, An
     details = {
         "finish_reason": reason(delta.finish_reason, delta.stop_reason),
         "generated_tokens": count,
-        "seed": task.request.params.seed,
+        "seed": _seed(task),
         "input_length": len(task.request.prompt_ids),
     }
     return {"generated_text": text, "details": details}
+
+
+def _seed(task: Task) -> int | None:
+    """What gives the same text again. None: nothing was sampled."""
+    return task.request.seed if task.request.params.temperature else None
 
 
 def _mean(out: CompletionOutput) -> float:
