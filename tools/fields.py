@@ -63,8 +63,8 @@ def page() -> str:
 def _rules(rules: ObjectRules) -> Iterable[str]:
     if rules.done:
         yield f"**Done**: {_names(rules.done)}\n"
-    for words, harmless in (("Refused where they have no effect", False), ("Harmless where they have no effect", True)):
-        found = sorted((name, each) for name, each in rules.companions.items() if each.harmless == harmless)
+    for words, allowed in (("Refused where they have no effect", False), ("Harmless where they have no effect", True)):
+        found = sorted((name, each) for name, each in rules.companions.items() if each.harmless == allowed)
         if found:
             yield f"**{words}**: {', '.join(f'`{name}` ({_needed(each)})' for name, each in found)}\n"
     asks = GENERATING_REFUSED.keys() <= rules.refused.keys()

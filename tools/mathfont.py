@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fontTools import subset  # type: ignore[import-not-found]
+from fontTools import subset
 
 STATIC = Path(__file__).parents[1] / "src/tokenmill/server/web/static"
 ITALIC = {*range(0x1D434, 0x1D468), 0x210E, *range(0x1D6FC, 0x1D71C)}

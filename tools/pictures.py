@@ -14,7 +14,7 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 from tests.web.conftest import FLAGS, SHOTS, WebServer, start_server
-from tests.web.test_page_engine import load
+from tests.web.page_engine_helpers import load
 
 from tokenmill.testing.fake_generator import FakeOptions
 
