@@ -161,8 +161,13 @@ def _heads(param: str) -> Iterator[str]:
 
 
 def quoted(value: object) -> str:
-    """A value that a client sent, short enough for a message."""
-    return repr(value[:100]) if isinstance(value, str) else f"a {type(value).__name__}"
+    """A value that a client sent, short enough for a message and in the words of JSON."""
+    if isinstance(value, str):
+        return repr(value[:100])
+    return _KINDS.get(type(value), "a number")
+
+
+_KINDS = {type(None): "null", bool: "a boolean", list: "a list", dict: "an object"}
 
 
 def error_bytes(found: HttpError) -> bytes:

@@ -54,6 +54,11 @@ SAID = [
     (RESPONSES, {"input": [{"type": "function_call_output", "call_id": "a"}]}, "input.0.output is missing"),
     (RESPONSES, {"input": "a", "conversation": {}}, "conversation.id: Field required."),
     (CHAT, {"n": 0}, " (and 1 more)."),
+    # What came is named in the words of JSON.
+    (RESPONSES, {"input": [{"type": 1}]}, "Items of type a number are not"),
+    (RESPONSES, {"input": [{"role": "user", "content": [{}]}]}, "Content of type null is not"),
+    (RESPONSES, {"input": "a", "tools": [{"type": []}]}, "Tools of type a list are not"),
+    (RESPONSES, {"input": "a", "tools": [{"type": True}]}, "Tools of type a boolean are not"),
     # The field that asks for many outputs is blamed for them.
     (TEXT, {"prompt": "a", "best_of": 3, "temperature": 0}, "best_of = 3 greedy samples"),
     (CHAT, {"messages": HELLO, "best_of": 3, "n": 2, "temperature": 0}, "best_of = 3 greedy samples"),
