@@ -261,8 +261,10 @@ _DENSE: dict[str, Family] = {
             defaults={**_LAYERED, "hidden_act": "gelu_pytorch_tanh", "num_key_value_heads": 2, "head_dim": None,
                       "max_position_embeddings": 4096, "norm_epsilon": 1e-5, "sliding_window": None,
                       "use_bias": True, "tie_word_embeddings": True},
-            ignored=("activation_function",),
-            only={"mlp_type": ("default",), "norm_type": ("layer_norm",), "lm_head_bias": (False,)},
+            ignored=("activation_function", "attention_softmax_in_fp32", "layer_norm_epsilon",
+                     "scale_attention_softmax_in_fp32"),
+            only={"mlp_type": ("default",), "norm_type": ("layer_norm",), "lm_head_bias": (False,),
+                  "scale_attn_weights": (True,)},
             layers="sliding_attention",
         ),
         Shape(
@@ -277,7 +279,7 @@ _DENSE: dict[str, Family] = {
             defaults={**_LAYERED, "num_key_value_heads": 32, "max_position_embeddings": 4096, "layer_norm_eps": 1e-5,
                       "use_qkv_bias": False, "qk_layernorm": False, "use_parallel_residual": False,
                       "partial_rotary_factor": 0.25},
-            only={**NO_MLP_BIAS, "head_dim": ()},
+            only={**NO_MLP_BIAS, "head_dim": (), "rope_pct": (0.25,), "rotary_scaling_factor": (1.0,)},
             layers="full_attention",
         ),
         Shape(

@@ -150,7 +150,9 @@ ROWS: dict[str, Family] = {
     ),
     "Mamba2ForCausalLM": Family(
         Fields("mamba2", needed=_SIZES, only={**_SILU, "rms_norm": (True,)},
-               ignored=(*_TRAINING, *_NO_HEADS, "norm_before_gate", "A_initializer_range", "use_triton_kernels"),
+               # The inner width is that of the heads, whatever its key says.
+               ignored=(*_TRAINING, *_NO_HEADS, "norm_before_gate", "A_initializer_range", "use_triton_kernels",
+                        "intermediate_size"),
                defaults={**_ALONE, "num_heads": 128, "head_dim": 64, "state_size": 128, "n_groups": 8,
                          "time_step_limit": None, "tie_word_embeddings": False},
                layers="linear_attention"),
