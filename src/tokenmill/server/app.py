@@ -214,7 +214,8 @@ def _traces(options: ServeOptions, model: str) -> Traces | None:
 
 def make_app(context: Context) -> Guard:
     """The whole ASGI application."""
-    app = FastAPI(title="tokenmill", version=tokenmill.__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    off: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None, "redirect_slashes": False}
+    app = FastAPI(title="tokenmill", version=tokenmill.__version__, **off)
     app.state.context, app.state.apis = context, APIS
     app.add_exception_handler(HTTPException, _routing_error)
     app.add_exception_handler(Exception, _any_error)

@@ -62,10 +62,11 @@ class Guard:
         """The prefix of all paths, whether or not a proxy strips it. `/`: there is none."""
 
     def inner_path(self, path: str) -> str:
-        """A path without the prefix that --root-path names."""
+        """A path without the prefix that --root-path names, and without a slash at its end: a redirection would name
+        an address that may not be the client's (behind a proxy), and cost a second body."""
         if self.root != "/" and (path == self.root or path.startswith(self.root + "/")):
-            return path[len(self.root) :] or "/"
-        return path
+            path = path[len(self.root) :]
+        return path.removesuffix("/") or "/"
 
     def wording(self, path: str, headers: Headers) -> Callable[[HttpError], bytes]:
         """The function that words errors on a path."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -106,9 +107,9 @@ def test_a_function_that_names_some_keeps_its_schema(given: Any) -> None:
 
 async def test_paths_with_and_without_the_root(start: Starter) -> None:
     served = await start(FakeOptions(), root_path="/llm/")
-    for root in ("", "/llm"):
-        assert (await served.client.get(f"{root}/v1/models")).status_code == 200
-        assert (await served.post(f"{root}/v1/completions", TEXT)).status_code == 200
-        assert isinstance((await served.post(f"{root}/api/chat", {})).json()["error"], str)
+    for root, end in product(("", "/llm"), ("", "/")):  # nobody is sent elsewhere
+        assert (await served.client.get(f"{root}/v1/models{end}")).json()["object"] == "list"
+        assert (await served.post(f"{root}/v1/completions{end}", TEXT)).status_code == 200
+        assert isinstance((await served.post(f"{root}/api/chat{end}", {})).json()["error"], str)
     assert (await served.client.get("/llmx/v1/models")).status_code == 404
     assert (await served.client.get("/llm/openapi.json")).json()["servers"] == [{"url": "/llm"}]
