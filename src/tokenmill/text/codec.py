@@ -64,6 +64,10 @@ class Tokenizer:
         self.base_size = inner.get_vocab_size(with_added_tokens=False)
         self.takes_spaces = {t.content: (t.lstrip, t.rstrip) for t in added.values() if t.lstrip or t.rstrip}
         """Added tokens that take white space (before, behind) them."""
+        self.spelt = {index: token.content for index, token in added.items()}
+        """How texts spell the added tokens."""
+        self.respelt = inner.normalizer is not None and any(t.special and t.normalized for t in added.values())
+        """Special tokens are looked for in normalised text: other spellings may become them."""
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.vocab_size = max(inner.get_vocab_size(), 1 + max(added, default=-1))
         self.bos_id = self._named_id("bos_token")

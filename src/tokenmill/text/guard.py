@@ -21,7 +21,8 @@ class ControlGuard:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        tokens = {tokenizer.id_to_token(index) for index in tokenizer.special_ids & tokenizer.control_ids}
+        self._ids = tokenizer.special_ids & tokenizer.control_ids
+        tokens = {name for index in self._ids for name in (tokenizer.spelt[index], tokenizer.id_to_token(index))}
         names = sorted((token for token in tokens if token and len(token) > 1), key=len, reverse=True)
         acts = names and not tokenizer.split_special  # otherwise even a template's own are ordinary text
         self._find = re.compile(f"({'|'.join(map(re.escape, names))})") if acts else None
@@ -36,12 +37,16 @@ class ControlGuard:
             # Again and again, because breaking one control token can leave another that overlapped it.
             while self._find.search(value):
                 value = self._find.sub(lambda found: found[0][0] + _MARK + found[0][1:], value)
-            return value
+            return _MARK + value if self._tokenizer.respelt and _MARK not in value and self._acts(value) else value
         if isinstance(value, Mapping):
             return {self.protect(key): self.protect(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self.protect(item) for item in value]
         return value
+
+    def _acts(self, text: str) -> bool:
+        """Does a text become control tokens, however it spells them?"""
+        return not self._ids.isdisjoint(self._tokenizer.encode(text, add_special_tokens=False))
 
     def clean(self, text: str) -> str:
         """The rendered text as a person should see it."""

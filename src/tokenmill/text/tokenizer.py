@@ -205,11 +205,12 @@ def _add_tokens(
 def _named(folder: Path, config: dict[str, Any], strings: dict[str, str]) -> dict[str, dict[str, bool]]:
     """All tokens that the settings call special with their flags, in the order in which Transformers gives them ids:
     those with a role, those with a name of their own (image_token), and the others."""
-    older, extra = _older(folder, config, "special_tokens_map.json"), config.get("extra_special_tokens")
+    older = _older(folder, config, "special_tokens_map.json")
     roles = [source.get(name) for name in _NAMES for source in (config, older)]
     own = [source[name] for source in (config, older) for name in source if name.endswith("_token")]
-    own = [entry for entry in own if entry not in roles] + (list(extra.values()) if isinstance(extra, dict) else [])
-    entries = [*own, *_further(config, older)]
+    for key in ("model_specific_special_tokens", "extra_special_tokens"):
+        own += named.values() if isinstance(named := config.get(key), dict) else ()
+    entries = [*(entry for entry in own if entry not in roles), *_further(config, older)]
     flags = {_content(entry): _stated(entry) for entry in (*roles, *entries) if isinstance(entry, dict)}
     found = [*(strings[name] for name in _NAMES if name in strings), *filter(None, map(_content, entries))]
     return {name: flags.get(name, {}) for name in found}

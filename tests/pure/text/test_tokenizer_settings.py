@@ -188,6 +188,7 @@ OLD, EXTRA = "additional_special_tokens", "extra_special_tokens"
     [
         ({EXTRA: ["<a>"], OLD: ["<b>"]}, {}, "a"),
         ({EXTRA: {"k": "<a>"}, OLD: ["<b>"]}, {}, "ab"),
+        ({"model_specific_special_tokens": {"k": "<a>"}, "pad_token": "<b>"}, {}, "ba"),
         ({EXTRA: [], OLD: ["<b>"]}, {OLD: ["<c>"]}, "b"),
         ({EXTRA: ["<b>"]}, {EXTRA: ["<c>"], OLD: ["<d>"]}, "bc"),
         ({}, {OLD: ["<c>"]}, "c"),
@@ -263,6 +264,23 @@ def test_control_tokens_in_a_text_may_be_ordinary_text(tmp_path: Path) -> None:
         assert ControlGuard(made).encode("a<end>") == [*b"a<end>"]
     with pytest.raises(ModelError, match="split_special_tokens must be true or false, not 'yes'"):
         folder_of(tmp_path, [], {"tokenizer_config.json": {"split_special_tokens": "yes"}})
+
+
+def test_other_spellings_of_a_control_token_are_ordinary_text_in_a_chat(tmp_path: Path) -> None:
+    """What is looked for in normalised text would be found in them."""
+    inner = tokenizers.Tokenizer(models.BPE(vocab=BYTES, merges=[]))
+    steps = [tokenizers.normalizers.NFKC(), tokenizers.normalizers.Lowercase()]
+    inner.normalizer = tokenizers.normalizers.Sequence(steps)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.add_special_tokens([AddedToken("<end>", normalized=True), AddedToken("[T]", normalized=True)])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    ours = load_tokenizer(tmp_path)
+    guard = ControlGuard(ours)
+    for typed, shown in (("<END>", "<end>"), ("\uff1cend\uff1e", "<end>"), ("[T]", "[t]"), ("a<End>b", "a<end>b")):
+        assert not ours.special_ids.isdisjoint(ours.encode(typed))
+        found = guard.encode(f"<end>x{guard.protect(typed)}[T]y")
+        assert found == [END, *b"x", *shown.encode(), END + 1, *b"y"], typed
+        assert guard.clean(guard.protect(typed)) == typed
 
 
 @pytest.mark.parametrize("said", [True, False])
