@@ -57,8 +57,9 @@ def test_streamed_is_decoded(data: st.DataObject, name: str, family: dict[str, T
     whole = ours.decode([*prompt, *chain.from_iterable(rows)], **options)
     got = "".join(stream(ours, prompt, rows, skip, spaces))
     if whole != before + got:
-        # Only a prompt that ends inside a character may differ: the output completes it.
-        assert before.endswith("\ufffd") and whole == before[:-1] + got
+        # Only a prompt that ends inside a character may differ: the output completes it. Some decoders show up to three
+        # bytes of such a character one by one.
+        assert whole in [before[:-n] + got for n in (1, 2, 3) if before.endswith("\ufffd" * n)]
 
 
 @pytest.mark.parametrize("name", ["byte level", "bpe", "unigram", "metaspace"])
