@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import random
+import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tokenmill.core.errors import EngineDeadError
+from tokenmill.core.errors import EngineDeadError, IdInUseError, UserError
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import SequenceGroup
 from tokenmill.core.step import RowSampling, StepPlan
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.replicas import Replicas
+from tokenmill.engine.successors import Successors
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.cache_events import CacheEvents
 from tokenmill.scheduler.policy import make_policy
@@ -67,17 +70,18 @@ def admitted(request: Request, num_open: int, pooling: str | None) -> SequenceGr
     return SequenceGroup(request, Sampling(), sampling, length, n, reached=request.reached)
 
 
-def replicas(count: int, file: int) -> Replicas:
-    parts = []
-    for _ in range(count):
-        tables = BlockTables([GroupLayout(0)], [80], 4)
-        tables.cache.listener = CacheEvents()
-        scheduler = Scheduler(Limits(4, max_step_tokens=8), tables, make_policy("fcfs"), NoDrafter())
-        executor = Mortal(MODEL, [0], [80], 4)
-        executor.files = [file]
-        parts.append(Engine(scheduler, executor, SimpleNamespace(check=admitted, compiler=None)))  # type: ignore[arg-type]
-    made = Replicas(parts, 4)
-    made.news = SimpleNamespace(unregister=lambda file: None, poll=lambda wait: [])  # type: ignore[assignment]
+def engine_of(file: int) -> Engine:
+    tables = BlockTables([GroupLayout(0)], [80], 4)
+    tables.cache.listener = CacheEvents()
+    scheduler = Scheduler(Limits(4, max_step_tokens=8), tables, make_policy("fcfs"), NoDrafter())
+    executor = Mortal(MODEL, [0], [80], 4)
+    executor.files = [file]
+    return Engine(scheduler, executor, SimpleNamespace(check=admitted, compiler=None))  # type: ignore[arg-type]
+
+
+def replicas(count: int, file: int, successors: Successors | None = None) -> Replicas:
+    made = Replicas([engine_of(file) for _ in range(count)], 4, successors)
+    made.news = SimpleNamespace(register=lambda file, mask: None, unregister=lambda file: None, poll=lambda wait: [])  # type: ignore[assignment]
     return made
 
 
@@ -126,13 +130,94 @@ def test_others_continue_what_dead_engines_worked_on(readable: int, seed: int) -
     assert answers(engine, requests(), {}) == calm, "the one that is left answers what comes later"
 
 
-def test_a_request_that_kills_engines_is_given_up_and_the_others_answered(readable: int) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_a_request_that_kills_engines_is_given_up_and_the_others_answered(again: bool, readable: int) -> None:
     calm = answers(replicas(4, readable), requests(), {})
-    engine = replicas(4, readable)
+    successors = Successors(lambda number: SimpleNamespace(engine=engine_of(readable)))  # type: ignore[arg-type, return-value]
+    engine = replicas(1, readable, successors) if again else replicas(4, readable)
     found = answers(engine, requests(poison=5), {})
-    assert len(engine.alive) == 1
+    assert len(successors.deaths.times) == 3 if again else len(engine.alive) == 1
     assert [found[place] for place in found if place[0] == "5"] == [([], "error")] * 2
     assert {p: found[p] for p in found if p[0] != "5"} == {p: calm[p] for p in calm if p[0] != "5"}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_engines_come_in_the_place_of_dead_ones(readable: int, seed: int) -> None:
+    """Also if none is left meanwhile, and after loads that fail."""
+    calm, dice, failed = answers(replicas(2, readable), requests(), {}), random.Random(seed), list[int]()
+
+    def make(number: int) -> Any:
+        if dice.random() < 0.3:
+            failed.append(number)
+            raise UserError("no memory")
+        return SimpleNamespace(engine=engine_of(readable))
+
+    successors = Successors(make)
+    engine = replicas(2, readable, successors)
+    deaths = dict(zip(sorted(dice.sample(range(12), 3)), dice.choices(range(2), k=3), strict=True))
+    assert answers(engine, requests(), deaths) == calm
+    for part in list(engine.alive.values()):
+        part.executor.dying = True  # type: ignore[attr-defined]
+    assert answers(engine, requests(), {}) == calm
+    successors.close()
+    assert not successors.coming and engine.admission is engine.parts[0].admission
+
+
+def test_who_asks_while_no_engine_is_there_waits(readable: int) -> None:
+    may = threading.Event()
+
+    def make(number: int) -> Any:
+        may.wait()
+        return SimpleNamespace(engine=engine_of(readable))
+
+    engine = replicas(1, readable, Successors(make))
+    engine.parts[0].executor.dying = True  # type: ignore[attr-defined]
+    first, second, third = requests()[:3]
+    engine.add(first)
+    assert engine.step() == [] and not engine.alive and engine.has_work
+    engine.add(second)
+    with pytest.raises(IdInUseError):
+        engine.add(first)
+    engine.add(third)
+    assert [delta.finish for delta in engine.abort(third.id)] == ["abort"] and engine.step() == []
+    may.set()
+    found = answers(engine, [], {})
+    assert {name for name, _ in found} == {first.id, second.id} and {end for _, end in found.values()} == {"length"}
+
+
+def test_too_many_deaths_are_the_end(readable: int) -> None:
+    engine = replicas(1, readable, Successors(lambda number: SimpleNamespace(engine=engine_of(readable))))  # type: ignore[arg-type, return-value]
+    for number in range(6):
+        name = Request(id=str(number), prompt_ids=[5], params=SamplingParams(max_tokens=2), seed=1)
+        assert len(answers(engine, [name], {0: 0} if number < 5 else {})) == 1
+    engine.parts[0].executor.dying = True  # type: ignore[attr-defined]
+    with pytest.raises(EngineDeadError, match="gone"):
+        answers(engine, requests(), {})
+
+
+def test_none_is_loaded_while_the_others_sleep() -> None:
+    """Not even one whose load had begun."""
+    may, made = threading.Event(), list[Any]()
+
+    def make(number: int) -> Any:
+        may.wait()
+        made.append(SimpleNamespace(closed=False))
+        made[-1].close = lambda one=made[-1]: setattr(one, "closed", True)
+        return SimpleNamespace(engine=made[-1])
+
+    successors = Successors(make)
+    successors.lost(1)
+    successors.rest()
+    assert successors.missing == {1} and not successors.expected
+    may.set()
+    while not made or not made[0].closed:
+        time.sleep(0.001)
+    successors.lost(0)
+    assert successors.missing == {0, 1} and not successors.take()
+    successors.rise()
+    while len(successors.made) < 2:
+        time.sleep(0.001)
+    assert {number for number, _ in successors.take()} == {0, 1}
 
 
 def test_without_any_engine_callers_are_told(readable: int) -> None:

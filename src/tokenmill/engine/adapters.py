@@ -6,6 +6,7 @@ requests know adapters by number. Must not know: tensors, HTTP.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.core.config import AdapterOptions
-from tokenmill.core.errors import NotHereError, ParameterError
+from tokenmill.core.errors import NotHereError, ParameterError, UserError
 from tokenmill.core.execution import Executor
 from tokenmill.core.params import LoRARequest
 from tokenmill.engine.adapter_names import check_name, located, read_modules
 from tokenmill.scheduler.scheduler import Scheduler
 
+log = logging.getLogger("tokenmill.engine")
 ASK_S = 0.02
 """The time between questions to the devices whether an adapter has been read."""
 
@@ -86,6 +88,20 @@ class AdapterDesk:
         if number not in self.numbers:
             self.names.pop(name, None)
             self.register(name, path, number)
+
+    def follow(self, other: AdapterDesk) -> None:
+        """Have the adapters of another engine, under their numbers."""
+        known = dict(other.numbers)
+        for entry in known.values():
+            if entry not in other.leaving and entry.number not in self.numbers:
+                try:
+                    self.serve(entry.name, entry.path, entry.number)
+                except UserError as error:
+                    log.error("the adapter %r is not taken over: %s", entry.name, error)
+                else:
+                    self.numbers[entry.number].given = entry.given
+        for number in self.numbers.keys() - known.keys():
+            self.dismiss(number)
 
     def dismiss(self, number: int) -> None:
         """Remove this adapter as soon as no request uses it."""

@@ -20,7 +20,7 @@ from tokenmill.core.params import LoRARequest, RequestOutputKind
 from tokenmill.core.pooled import AS_STATED, EmbeddingOutput, EmbeddingRequestOutput
 from tokenmill.core.request import Request, RequestOutput, SamplingParams, TextDelta
 from tokenmill.core.sleeping import check_level, check_mode
-from tokenmill.engine.build import build_replicas
+from tokenmill.engine.crew import Crew
 from tokenmill.engine.engine_args import EngineArgs
 from tokenmill.engine.hub_tokenizer import HubTokenizer
 from tokenmill.engine.outputs import Accumulator
@@ -39,16 +39,19 @@ class AsyncLLM:
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
         config = make_config(**with_config_file({"model": model, **options}))
-        each = build_replicas(config)
-        self.services = [Service(built, alone=len(each) == 1) for built in each]
-        """One service for each engine of data_parallel_size."""
+        self.crew = Crew(config)
+        self.services = self.crew.services
         self.service = self.services[0]
         self.router = Router(self.service.built.prefix_block) if len(self.services) > 1 else None
+        self.routed = list(self.services)
+        """The services that the router knows of."""
         self.owners: dict[str, int] = {}
+        self.waiting = 0
+        """How many requests wait until any engine has loaded again."""
         self._weights = WeightUpdates(self.service.built)
         self.reader = PromptReader(self.service.built.tokenizer, self.service.built.facts.max_model_len)
         # If the object is dropped without close(), no thread may keep the model.
-        self._end = weakref.finalize(self, _close, self.reader, self.services)
+        self._end = weakref.finalize(self, _close, self.reader, self.crew)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> AsyncLLM:
@@ -123,10 +126,10 @@ class AsyncLLM:
     @property
     def alive(self) -> list[Service]:
         """The engines that have not died; if all have, the first, which says so."""
-        return [service for service in self.services if service.dead is None] or self.services[:1]
+        return self.crew.alive
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError once an engine has died; others go on."""
+        """Raises EngineDeadError while an engine is dead; others go on."""
         for service in self.services:
             if service.dead is not None:
                 raise EngineDeadError(service.dead)
@@ -153,13 +156,16 @@ class AsyncLLM:
             for service in services if mode == "abort" else ():
                 for name in list(service.callers):
                     await service.abort(name)
-            while any(service.has_work for service in self.services):
+            while self.waiting or any(service.has_work for service in self.services):
                 await asyncio.sleep(LOOK_S)
-            for service in self.alive:
-                await service.call(functools.partial(service.built.sleep.sleep, level))
+            self.crew.successors.rest()
+            for service in self.alive:  # one that dies has given its memory back
+                with contextlib.suppress(EngineDeadError):
+                    await service.call(functools.partial(service.built.sleep.sleep, level))
+            if (dead := self.alive[0].dead) is not None:
+                raise EngineDeadError(dead)
         except BaseException:  # all engines sleep, or none
-            for service in self.alive:
-                await service.call(service.built.sleep.wake)
+            await self._wake_all(None)
             raise
         finally:
             for service in services:
@@ -167,8 +173,15 @@ class AsyncLLM:
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """Take memory again: all of it, or only "weights" or "kv_cache"."""
-        for service in self.alive:
+        await self._wake_all(tags)
+
+    async def _wake_all(self, tags: list[str] | None) -> None:
+        """Wake the engines, and load those that have died meanwhile."""
+        living = [service for service in self.services if service.dead is None]
+        for service in living:
             await service.call(functools.partial(service.built.sleep.wake, tags))
+        if not any(service.built.sleep.asleep for service in living):
+            self.crew.successors.rise()
 
     async def is_sleeping(self) -> bool:
         """Is any of the model's memory given back?"""
@@ -199,10 +212,11 @@ class AsyncLLM:
         """The number of an adapter; the engine reads it before the request begins."""
         if lora_request is None:
             return 0
-        first, *others = self.alive
+        await self._engine()
+        first = self.alive[0]
         adapters = first.built.adapters
         number = int(await first.call(lambda: adapters.note(adapters.checked(lora_request))))
-        for other in others:
+        for other in [service for service in self.alive if service is not first]:
             await other.call(functools.partial(other.built.adapters.note, lora_request, number))
         return number
 
@@ -240,6 +254,7 @@ class AsyncLLM:
         """What is said to the request; if its engine dies, another one goes on."""
         lost: Caller | None = None
         while True:
+            await self._engine()
             with self._owner(request) as service:
                 try:
                     async with contextlib.aclosing(service.generate(request, pooling, lost)) as deltas:
@@ -250,10 +265,20 @@ class AsyncLLM:
                     return
                 except OrphanedError as orphaned:
                     lost = orphaned.caller
-            if self.alive[0].dead is not None or lost.said.deaths >= MOST_DEATHS:
+            none = self.alive[0].dead is not None and not self.crew.must_wait
+            if none or lost.said.deaths >= MOST_DEATHS:
                 for delta in ends_of(request.id, lost, service.dead or ""):
                     yield delta
                 return
+
+    async def _engine(self) -> None:
+        """Wait while no engine is there and one will come."""
+        self.waiting += 1
+        try:
+            while self.crew.must_wait:
+                await asyncio.sleep(LOOK_S)
+        finally:
+            self.waiting -= 1
 
     @contextlib.contextmanager
     def _owner(self, request: Request) -> Iterator[Service]:
@@ -263,6 +288,9 @@ class AsyncLLM:
         number = 0
         if self.router is not None:
             for each, service in enumerate(self.services):
+                if service is not self.routed[each]:
+                    self.routed[each] = service
+                    self.router.forget(each)
                 while service.cached:
                     self.router.cached(each, *service.cached.popleft())
             alive = [self.services.index(service) for service in self.alive]
@@ -283,7 +311,6 @@ def _news(request: Request, delta: TextDelta, whole: Accumulator) -> RequestOutp
     return msgspec.structs.replace(piece.output(), finished=whole.finished, metrics=whole.metrics)
 
 
-def _close(reader: PromptReader, services: list[Service]) -> None:
+def _close(reader: PromptReader, crew: Crew) -> None:
     reader.close()
-    for service in services:
-        service.close()
+    crew.close()

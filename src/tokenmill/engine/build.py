@@ -36,6 +36,7 @@ from tokenmill.engine.memory import STEP_GUESSES
 from tokenmill.engine.model_source import ModelSource
 from tokenmill.engine.replicas import Replicas
 from tokenmill.engine.sleeping import SleepDesk
+from tokenmill.engine.successors import Successors
 from tokenmill.engine.text import eos_ids_of, give_text, load_tokenizer
 from tokenmill.engine.workers import start_ranks
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
@@ -180,21 +181,33 @@ def build_llm(config: EngineConfig) -> Built:
         return build_engine(config)
     if config.adapters.enable_lora:
         raise ParameterError("enable_lora with data_parallel_size > 1 needs `serve` or AsyncLLM.", param="enable_lora")
-    built = build_replicas(config)
-    engine = Replicas([one.engine for one in built], built[0].prefix_block)
+    each = replicas_of(config)
+    built = build_all(each)
+
+    def awake(one: Built) -> Built:
+        """All sleep and wake as one."""
+        one.engine.admission.check_engine = checks_of(one.adapters, sleep, headless=one.facts.headless)
+        return one
+
+    successors = Successors(lambda number: awake(build_engine(each[number])))
+    engine = Replicas([one.engine for one in built], built[0].prefix_block, successors)
     sleep = SleepDesk(engine)
-    for part in built:
-        part.engine.admission.check_engine = checks_of(part.adapters, sleep, headless=part.facts.headless)
+    for one in built:
+        awake(one)
     return replace(built[0], engine=engine, config=config, sleep=sleep)  # type: ignore[arg-type]
 
 
-def build_replicas(config: EngineConfig) -> list[Built]:
-    """Build --data-parallel-size engines, each in processes of its own; or a single engine."""
+def replicas_of(config: EngineConfig) -> list[EngineConfig]:
+    """The configurations of --data-parallel-size engines, each in processes of its own; or of a single engine."""
     count = config.parallel.data_parallel_size
-    if count == 1:
-        return [build_engine(config)]
-    each = [_replica(config, number, count) for number in range(count)]
-    with ThreadPoolExecutor(count) as pool:  # they load at the same time
+    return [config] if count == 1 else [_replica(config, number, count) for number in range(count)]
+
+
+def build_all(each: list[EngineConfig]) -> list[Built]:
+    """Build an engine for each of these configurations; all, or none."""
+    if len(each) == 1:
+        return [build_engine(each[0])]
+    with ThreadPoolExecutor(len(each)) as pool:  # they load at the same time
         waiting = [pool.submit(build_engine, one) for one in each]
     failed = next((error for one in waiting if (error := one.exception()) is not None), None)
     if failed is not None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from tokenmill.core.sequence import WAITING
 from tokenmill.device.energy import energy_reader
 from tokenmill.engine.build import Built
+from tokenmill.engine.engine import Engine
 from tokenmill.engine.wire import EngineStats
 from tokenmill.kvcache.snapshots import Snapshots
 
@@ -120,6 +122,27 @@ class Gauges:
         joules = self.energy()
         self.watts = (joules - self.joules) / (now - self.measured_at)
         self.measured_at, self.joules = now, joules
+
+
+class AllGauges:
+    """The numbers of all engines of a model, each with the totals of those in whose place it came."""
+
+    def __init__(self, built: Built) -> None:
+        self.built = built
+        self.gauges = [self._of(part) for part in built.engine.parts]
+        self.before = [EngineStats() for _ in self.gauges]
+
+    def _of(self, part: Engine) -> Gauges:
+        return Gauges(replace(self.built, engine=part))
+
+    def read(self) -> list[EngineStats]:
+        """See Gauges.read."""
+        engine = self.built.engine
+        for i, part in enumerate(engine.parts):
+            if (old := self.gauges[i]).engine is not part:
+                self.before[i], self.gauges[i] = old.read(up=False).after(self.before[i]), self._of(part)
+        pairs = zip(self.gauges, self.before, strict=True)
+        return [each.read(up=i in engine.alive).after(before) for i, (each, before) in enumerate(pairs)]
 
 
 def _states(snapshots: Snapshots | None) -> dict[str, int]:

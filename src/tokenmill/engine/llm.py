@@ -11,7 +11,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from tokenmill.core.request import CompletionOutput, Request, RequestOutput, Sam
 from tokenmill.engine.build import Built, build_llm
 from tokenmill.engine.driver import Driver, wait_for_last_step
 from tokenmill.engine.engine_args import EngineArgs
-from tokenmill.engine.gauges import Gauges
+from tokenmill.engine.gauges import AllGauges
 from tokenmill.engine.hub_tokenizer import HubTokenizer
 from tokenmill.engine.llm_engine import LLMEngine
 from tokenmill.engine.metrics import Metric, read_metrics
@@ -81,9 +80,9 @@ class LLM:
         weakref.finalize(self, wait_for_last_step, self._ending, self.driver.lock)
 
     @functools.cached_property
-    def _gauges(self) -> list[Gauges]:
-        """Gauges of each engine, made at the first use, so that start-up does not open the device's energy counter."""
-        return [Gauges(replace(self.built, engine=part)) for part in self.engine.parts]
+    def _gauges(self) -> AllGauges:
+        """Made at the first use, so that start-up does not open the device's energy counter."""
+        return AllGauges(self.built)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
@@ -275,9 +274,8 @@ class LLM:
         """The engine's current numbers, under the names of the server's metrics."""
         self._check_open()
         with self.driver.alone():
-            name, alive = self.built.config.model.model, self.engine.alive
-            read = [each.read(up=i in alive) for i, each in enumerate(self._gauges)]
-            return [one for i, stats in enumerate(read) for one in read_metrics(stats, name, i)]
+            name = self.built.config.model.model
+            return [one for i, stats in enumerate(self._gauges.read()) for one in read_metrics(stats, name, i)]
 
     def update_weights(self, weights: Weights) -> int:
         """Replace weights in place, from pairs of name and tensor, a dict of them, or a safetensors file or folder.

@@ -2,7 +2,8 @@
 engine works on what, waiting for whichever has something to commit, and what follows when an engine dies.
 
 Each engine has processes of its own, so all compute at once while this thread plans for one after the other. If one
-dies, the others continue its requests where they were. Must not know: text, HTTP.
+dies, the others continue its requests where they were, and another one is loaded in its place (successors.py). Must not
+know: text, HTTP.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import select
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +21,7 @@ from tokenmill.core.request import Request, TokenDelta
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.routing import Router, asked_of
 from tokenmill.engine.said import MOST_DEATHS, Said
+from tokenmill.engine.successors import Successors
 from tokenmill.process.pipe import LOOK_S
 
 log = logging.getLogger("tokenmill.engine")
@@ -27,15 +30,19 @@ log = logging.getLogger("tokenmill.engine")
 class Replicas:
     """Several engines, with the interface that callers use of an Engine."""
 
-    def __init__(self, parts: list[Engine], prefix_block: int = 0) -> None:
-        """prefix_block: tokens per block of the engines' prefix caches; 0: they have none."""
+    def __init__(self, parts: list[Engine], prefix_block: int = 0, successors: Successors[Any] | None = None) -> None:
+        """prefix_block: tokens per block of the engines' prefix caches; 0: they have none. successors: None: no engine
+        comes in the place of a lost one."""
         self.parts = parts
+        self.successors = successors
         self.alive = dict(enumerate(parts))
         self.admission, self.executor, self.scheduler = parts[0].admission, parts[0].executor, parts[0].scheduler
         self.router = Router(prefix_block)
         self.open: dict[str, Said] = {}
         self.held: list[Said] = []
         """Requests that may be to blame for deaths: they wait until they can go on alone."""
+        self.waiting: list[Said] = []
+        """Requests that wait until any engine has loaded again."""
         self.given_up: list[TokenDelta] = []
         self.dead = "no engine is left"
         self.news = select.poll()
@@ -51,13 +58,19 @@ class Replicas:
     @property
     def has_work(self) -> bool:
         """Has any engine work, or does any request wait for one?"""
-        return bool(self.held or self.given_up) or any(part.has_work for part in self.alive.values())
+        return bool(self.held or self.waiting or self.given_up) or any(part.has_work for part in self.alive.values())
 
     def add(self, request: Request, pooling: str | None = None) -> None:
         """Accept a request, or raise a UserError that says why not."""
+        self._take_in()
         self._check_alive()
         if request.id in self.open:
             raise IdInUseError(request.id)
+        if not self.alive:
+            outputs = self.admission.check(request, 0, pooling).num_outputs
+            request.again = True  # it is accepted
+            self.open[request.id] = entry = Said(request, pooling, emitted=[[] for _ in range(outputs)])
+            return self.waiting.append(entry)
         for number, part in self.alive.items():
             self.router.cached(number, *part.scheduler.tables.cache.listener.take())
         number = self.router.pick_engine(self.alive, asked_of(request))
@@ -90,7 +103,9 @@ class Replicas:
                 part.begin(tokens // len(self.parts))
 
     def step(self) -> list[TokenDelta]:
-        """Submit all plans that the engines can take, and commit results that have come; waits for at least one."""
+        """Submit all plans that the engines can take, and commit results that have come; waits for at least one, or for
+        a moment if no engine is there."""
+        self._take_in()
         self._check_alive()
         self._release()
         for number, part in list(self.alive.items()):
@@ -99,6 +114,8 @@ class Replicas:
                     pass
         found, self.given_up = self.given_up, []
         news = bool(found)
+        if not news and not self.alive:
+            time.sleep(LOOK_S)
         while not news and (waiting := {n: part for n, part in self.alive.items() if part.flying}):
             for number, part in waiting.items():
                 with self._survived(number):
@@ -111,27 +128,53 @@ class Replicas:
         return found
 
     def ask_all(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        """Send a control message to every rank of every engine that lives; see Executor.control_all."""
+        """Send a control message to every rank of every engine that lives; see Executor.control_all. While they sleep,
+        none is loaded."""
         found: list[dict[str, Any]] = []
-        for number, part in list(self.alive.items()):
-            with self._survived(number):
-                found += part.executor.control_all(message)
+        self._take_in()
+        if self.successors is not None and message["what"] == "sleep":
+            self.successors.rest()
+        try:
+            for number, part in list(self.alive.items()):
+                with self._survived(number):
+                    found += part.executor.control_all(message)
+            if not self.alive and message["what"] == "sleep":
+                raise EngineDeadError(self.dead)
+        finally:
+            if self.successors is not None and not any(each.get("asleep") for each in found):
+                self.successors.rise()
         return found
 
     def close(self) -> None:
         """Stop all engines."""
+        if self.successors is not None:
+            self.successors.close()
         for part in self.parts:
             part.close()
 
     # ------------------------------------------------------------ death
 
     def _check_alive(self) -> None:
-        if not self.alive:
+        if not self.alive and (self.successors is None or not self.successors.expected):
             raise EngineDeadError(self.dead)
+
+    def _take_in(self) -> None:
+        """Take in engines that have loaded, and let requests go on that waited for any."""
+        for number, built in self.successors.take() if self.successors is not None else ():
+            part = self.parts[number] = self.alive[number] = built.engine
+            if number == 0:
+                self.admission, self.executor, self.scheduler = part.admission, part.executor, part.scheduler
+            self.files[number] = list(_processes(part).files)
+            for file in self.files[number]:
+                self.news.register(file, select.POLLIN)
+        waiting, self.waiting = (self.waiting, []) if self.alive else ([], self.waiting)
+        for entry in waiting:
+            self._continue(entry)
 
     @contextlib.contextmanager
     def _survived(self, number: int) -> Iterator[None]:
-        """Within this context the engine may die. Others go on with its requests; if none is left, this raises."""
+        """Within this context the engine may die. Others go on with its requests; if none is left and none comes, this
+        raises."""
         try:
             yield
         except EngineDeadError as error:
@@ -150,6 +193,8 @@ class Replicas:
         groups = part.scheduler.roster.groups
         part.flying.clear()
         part.executor.close()
+        if self.successors is not None:
+            self.successors.lost(number)
         alone = len(orphans) == 1 and orphans[0].deaths >= MOST_DEATHS
         for entry in orphans:
             entry.died(groups[entry.request.id].reached if entry.request.id in groups else 0)
@@ -159,6 +204,8 @@ class Replicas:
                 self.held.append(entry)
             elif self.alive:
                 self._continue(entry)
+            else:
+                self.waiting.append(entry)
 
     def _continue(self, entry: Said) -> None:
         """Give a request to another engine."""
@@ -171,7 +218,7 @@ class Replicas:
 
     def _release(self) -> None:
         """Let one request go on that was held back, once nothing else runs."""
-        if self.held and not any(part.has_work for part in self.alive.values()):
+        if self.held and self.alive and not any(part.has_work for part in self.alive.values()):
             self._continue(self.held.pop(0))
 
     def _end(self, entry: Said, index: int | None, reason: str, error: str | None = None) -> list[TokenDelta]:
@@ -183,7 +230,9 @@ class Replicas:
         entry.ended.update(left)
         if len(entry.ended) == entry.num_outputs:
             del self.open[name]
-            self.held = [each for each in self.held if each is not entry]
+            self.held, self.waiting = (
+                [each for each in entries if each is not entry] for entries in (self.held, self.waiting)
+            )
             if number >= 0:
                 self.router.done(number, name)
         return [TokenDelta(name, i, [], finish=reason, error=error) for i in left]

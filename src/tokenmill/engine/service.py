@@ -54,11 +54,12 @@ class OrphanedError(Exception):
 
 
 class Service:
-    """Runs one engine in a thread of its own. alone: no other engine can continue its requests if it dies."""
+    """Runs one engine in a thread of its own. alone: no other engine can continue its requests if it dies. died: called
+    then, in that thread."""
 
-    def __init__(self, built: Built, *, alone: bool = True) -> None:
+    def __init__(self, built: Built, *, alone: bool = True, died: Callable[[], None] = lambda: None) -> None:
         self.built = built
-        self.alone = alone
+        self.alone, self.died = alone, died
         self.home = HomeProcess()
         self.engine = built.engine
         self.deliveries = Deliveries(
@@ -164,6 +165,7 @@ class Service:
         try:
             self.loop.run_loop()
         except BaseException as error:  # a processor may call sys.exit(): nobody may wait for a thread that is gone
+            self.died()  # first, so that whoever sees that it is dead sees what follows
             self.dead = f"the engine stopped: {type(error).__name__}: {error}"
         self._end_all(self.dead or "the engine was closed")
 

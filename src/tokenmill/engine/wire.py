@@ -6,6 +6,7 @@ not know: how messages travel.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -85,6 +86,14 @@ class Failed(msgspec.Struct, tag="failed"):
     lost: bool = False
 
 
+_TOTALS = (
+    *("prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "failures", "steps"),
+    *("drafts", "drafted", "accepted", "saved_s", "spent_s", "expert_moves"),
+    *("states_saved", "states_used", "states_evicted"),
+    *("flops", "read_bytes", "written_bytes", "kernel_calls", "fallback_calls", "joules"),
+)
+
+
 class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One engine's current gauges, and its totals since its start."""
 
@@ -136,6 +145,13 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     """1 if the engine sleeps at level 1."""
     discarded: int = 0
     """1 if the engine sleeps at level 2."""
+
+    def after(self, before: EngineStats) -> EngineStats:
+        """These gauges, with the totals of earlier lives."""
+        summed: dict[str, Any] = {name: getattr(self, name) + getattr(before, name) for name in _TOTALS}
+        pairs = itertools.zip_longest(self.accepted_at, before.accepted_at, fillvalue=0)
+        summed["accepted_at"] = [a + b for a, b in pairs]
+        return msgspec.structs.replace(self, **summed)
 
 
 class Beat(msgspec.Struct, tag="beat"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,14 @@ import pytest
 import torch
 from engines import greedy
 
-from tokenmill import AsyncLLM, SamplingParams
+sys.path.append(str(Path(__file__).parents[1] / "lora"))
+
+from making import write_adapter
+
+from tokenmill import AsyncLLM, LoRARequest, SamplingParams
 from tokenmill.core.errors import EngineDeadError, UserError
 from tokenmill.core.params import RequestOutputKind
+from tokenmill.engine.service import Service
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 22, "max_model_len": 128}
 
@@ -81,7 +87,7 @@ async def _two_engines(tiny: Path) -> None:
             await llm.update_weights({"model.norm.weight": torch.ones(64)})
         await _one_cannot_sleep(llm)
         await _one_is_lost(llm)
-        assert await _all(llm) == wanted, "the other engine answers"
+        assert await _all(llm) == wanted
 
 
 async def _one_cannot_sleep(llm: AsyncLLM) -> None:
@@ -97,18 +103,25 @@ async def _one_cannot_sleep(llm: AsyncLLM) -> None:
 
 
 async def _one_is_lost(llm: AsyncLLM) -> None:
-    """It had nothing to do, and is noticed all the same."""
-    executor: Any = llm.services[0].engine.executor
-    os.kill(executor.process.pid, signal.SIGKILL)
-    for _ in range(6000):
-        if llm.services[0].dead is not None:
-            break
+    """It had nothing to do, and is noticed all the same. It is loaded again once the others are awake."""
+    await llm.sleep(1)
+    lost = llm.services[0]
+    _kill(lost)
+    while lost.dead is None:
         await asyncio.sleep(0.01)
     with pytest.raises(EngineDeadError, match=r"gone \(rank 0: signal 9\)"):
         await llm.check_health()
     assert await llm.list_loras() == set()
-    await llm.sleep(1)
+    assert llm.services[0] is lost and llm.crew.successors.missing == {0}, "others have its memory now"
     await llm.wake_up()
+    while llm.services[0] is lost:
+        await asyncio.sleep(0.01)
+    await llm.check_health()
+
+
+def _kill(service: Service) -> None:
+    executor: Any = service.engine.executor
+    os.kill(executor.process.pid, signal.SIGKILL)
 
 
 async def _others_go_on(tiny: Path) -> None:
@@ -129,22 +142,62 @@ async def _others_go_on(tiny: Path) -> None:
         wanted = await asyncio.gather(*(ask(one, i) for i in range(8)))
         vector = (await one.embed({"prompt_token_ids": [5, 6, 7]})).outputs.embedding
     async with AsyncLLM(str(tiny), data_parallel_size=3, **OPTIONS) as llm:
-        for left in (2, 1):
+        for dying in ([2], [1]):
             tasks = [asyncio.ensure_future(ask(llm, i)) for i in range(8)]
-            while len(set(llm.owners.values())) <= left:  # all have work
+            while len(set(llm.owners.values())) < 3:  # all have work
                 await asyncio.sleep(0)
-            executor: Any = llm.services[left].engine.executor
-            os.kill(executor.process.pid, signal.SIGKILL)
+            lost = [llm.services[number] for number in dying]
+            for service in lost:
+                _kill(service)
             beside = asyncio.ensure_future(llm.embed({"prompt_token_ids": [5, 6, 7]}))
-            assert await asyncio.gather(*tasks) == wanted and len(llm.alive) == left
+            assert await asyncio.gather(*tasks) == wanted, dying
             assert (await beside).outputs.embedding == vector and not llm.owners
-        tasks = [asyncio.ensure_future(ask(llm, i)) for i in range(2)]
-        while len(llm.owners) < 2:
+            while any(service in llm.services for service in lost):
+                await asyncio.sleep(0.01)
+            await llm.check_health()
+        lost = list(llm.services)
+        for service in lost:
+            _kill(service)
+        while any(service.dead is None for service in lost):
             await asyncio.sleep(0)
-        last: Any = llm.services[0].engine.executor
-        os.kill(last.process.pid, signal.SIGKILL)
-        for found in await asyncio.gather(*tasks, return_exceptions=True):
+        assert await asyncio.gather(*(ask(llm, i) for i in range(8))) == wanted, "they wait for an engine"
+        while any(service in llm.services for service in lost):
+            await asyncio.sleep(0.01)
+        llm.crew.successors.close()  # none comes any more
+        for service in llm.services:
+            _kill(service)
+        while any(service.dead is None for service in llm.services):
+            await asyncio.sleep(0)
+        for found in await asyncio.gather(*(ask(llm, i) for i in range(2)), return_exceptions=True):
             assert isinstance(found, EngineDeadError), "no engine is left"
+
+
+async def _adapters_are_taken_over(tiny: Path, folder: Path) -> None:
+    """Also their numbers, which callers have."""
+    ask, prompt = LoRARequest("one", 7, str(folder)), {"prompt_token_ids": [3, 4, 5]}
+    gone = LoRARequest("gone", 3, str(folder))
+
+    async def answer(lora: LoRARequest | None) -> list[int]:
+        outputs = [output async for output in llm.generate(prompt, greedy(8), lora_request=lora)]
+        return list(outputs[-1].outputs[0].token_ids)
+
+    async with AsyncLLM(str(tiny), data_parallel_size=2, enable_lora=True, **OPTIONS) as llm:
+        await llm.add_lora(gone)
+        wanted, plain = await answer(ask), await answer(None)
+        assert await llm.remove_lora(3) and wanted != plain
+        for number in (0, 1):
+            lost = llm.services[number]
+            _kill(lost)
+            assert await answer(ask) == wanted and await answer(None) == plain
+            while llm.services[number] is lost:
+                await asyncio.sleep(0.01)
+            found = await llm.services[number].call(llm.services[number].built.adapters.list_given)
+            assert found == {7}
+        assert await asyncio.gather(*(answer(ask) for _ in range(6))) == [wanted] * 6
+
+
+def test_adapters_are_taken_over(tiny: Path, tmp_path: Path) -> None:
+    asyncio.run(_adapters_are_taken_over(tiny, write_adapter(tmp_path / "one", tiny)))
 
 
 def test_others_continue_what_a_lost_engine_worked_on(tiny: Path) -> None:

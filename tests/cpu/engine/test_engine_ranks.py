@@ -21,6 +21,7 @@ from tokenmill import LLM, SamplingParams
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import EngineDeadError, EngineLostError, ParameterError
 from tokenmill.engine import watch, workers
+from tokenmill.engine.replicas import Replicas
 from tokenmill.engine.worker import BEAT, CONTROL
 from tokenmill.process.pipe import Pipe
 from tokenmill.testing.tiny import make_tiny
@@ -150,29 +151,44 @@ def test_a_lost_rank_ends_its_engine(rank, how, tiny):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_other_engines_continue_what_a_lost_one_worked_on(how, tiny):
-    """Their answers are those of one engine, and go on after another death while nothing runs."""
+    """Their answers are those of one engine; another one is loaded in its place, also if all are lost at once."""
     prompts, params = requests()
     options = {"kernels": "auto", "max_model_len": 160}
     with open_llm(tiny, **options) as llm:
         wanted = [exact(output) for output in run(llm, prompts, params)]
     with open_llm(tiny, data_parallel_size=3, enable_sleep_mode=True, **options) as llm:
-        steps, step = iter(range(10**6)), llm.engine.step
+        engine, step, dying = llm.engine, llm.engine.step, [1]
+        assert isinstance(engine, Replicas) and engine.successors is not None
 
         def stepped():
-            if next(steps) == 6:
-                os.kill(llm.engine.parts[1].executor.process.pid, how)
+            if dying and sum(part.scheduler.counters.steps for part in engine.parts) > 15:
+                while dying:
+                    os.kill(engine.parts[dying.pop()].executor.process.pid, how)
             return step()
+
+        def all_are_back():
+            while len(engine.alive) < 3:
+                assert step() == []
+                time.sleep(0.01)
 
         llm.engine.step = stepped
         assert [exact(output) for output in run(llm, prompts, params)] == wanted
-        assert list(llm.engine.alive) == [0, 2]
-        os.kill(llm.engine.parts[0].executor.process.pid, signal.SIGKILL)
+        all_are_back()
+        os.kill(engine.parts[0].executor.process.pid, signal.SIGKILL)
         llm.sleep(1)
+        assert engine.successors.missing == {0} and not engine.successors.coming, "others have its memory now"
         llm.wake_up()
         assert [exact(output) for output in run(llm, prompts, params)] == wanted
-        ups = [metric.value for metric in llm.get_metrics() if metric.name == "tokenmill:engine_up"]
-        assert ups == [0, 0, 1]
-        os.kill(llm.engine.parts[2].executor.process.pid, signal.SIGKILL)
+        all_are_back()
+        numbers = {m.labels["engine"]: m.value for m in llm.get_metrics() if m.name == "vllm:generation_tokens"}
+        dying += [0, 1, 2]
+        assert [exact(output) for output in run(llm, prompts, params)] == wanted, "they wait for an engine"
+        all_are_back()
+        after = {m.labels["engine"]: m.value for m in llm.get_metrics() if m.name == "vllm:generation_tokens"}
+        assert numbers and all(after[each] > numbers[each] for each in numbers), "totals of all lives"
+        engine.successors.close()
+        for part in engine.parts:
+            os.kill(part.executor.process.pid, signal.SIGKILL)
         for _ in range(2):
             with pytest.raises(EngineDeadError, match="gone"):
                 run(llm, prompts, params)

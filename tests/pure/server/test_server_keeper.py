@@ -22,9 +22,10 @@ import pytest
 from tests.pure.server.conftest import Starter, kill, until
 from tokenmill.core.config import make_config, make_server_config
 from tokenmill.core.errors import EngineLostError
+from tokenmill.engine import deaths
 from tokenmill.engine.routing import Router
 from tokenmill.engine.wire import Beat, Failed, News
-from tokenmill.server.engines import child, keeper
+from tokenmill.server.engines import child
 from tokenmill.server.engines.channel import BlockingEnd, LoopEnd, frame
 from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.links import ProcessLink, Vitals, vitals_of
@@ -39,8 +40,8 @@ PATH = "/v1/completions"
 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE_S", 0.3)
+    monkeypatch.setattr(deaths, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(deaths, "LONGEST_PAUSE_S", 0.3)
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC])
@@ -71,7 +72,7 @@ async def test_an_engine_that_cannot_be_started_is_tried_again(
     assert fleet.counters()["engine_failed_starts"] == 3 and fleet.health() is None
     metrics = (await served.client.get("/metrics")).text
     assert re.search(r"tokenmill:engine_failed_starts\{[^}]*\} 3\.0", metrics)
-    assert len(fleet.keeper.deaths) == 1  # a lack of something is no crash: it never ends the server
+    assert len(fleet.keeper.deaths.times) == 1  # a lack of something is no crash: it never ends the server
 
 
 async def test_who_waits_for_ever_is_told(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +149,7 @@ async def test_the_watch_goes_on_after_any_failure(start: Starter, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(Engine, "totals"), (Router, "forget"), (keeper.Keeper, "_count_death"), (Fleet, "_replay")]
+    ("owner", "name"), [(Engine, "totals"), (Router, "forget"), (deaths.Deaths, "count"), (Fleet, "_replay")]
 )
 async def test_whatever_breaks_at_a_death_another_life_begins(
     start: Starter, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str

@@ -479,6 +479,6 @@ class Fleet:
         """An engine died with only this request. If other requests were served well meanwhile, this one explains all
         those deaths."""
         if self.ended_well + self.trials.passed:
-            self.keeper.pardon(entry.deaths)
+            self.keeper.deaths.pardon(entry.deaths)
             self.ended_well = self.trials.passed = 0
         self._fail(entry, "engines died repeatedly while they worked on this request", "error")

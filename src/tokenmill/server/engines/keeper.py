@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from tokenmill.engine.deaths import Deaths, pause_after
 from tokenmill.engine.wire import EngineStats, News
 from tokenmill.server.engines.links import Link
 from tokenmill.server.engines.reserve import Reserve
@@ -23,8 +23,6 @@ log = logging.getLogger("tokenmill.server")
 MakeLink = Callable[[int, int], Link]
 """(engine number, life number) -> a fresh link."""
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
-"""The first and the longest pause before an engine that could not start or load is tried again."""
 PATIENCE = 4
 """An engine that computes may be silent for this many times the watchdog's time. An idle one may be silent for that
 time once."""
@@ -57,7 +55,7 @@ class Keeper:
         self.reports = reports
         self.engines = [Engine(i) for i in range(options.engines)]
         self.reserve = Reserve()
-        self.deaths: deque[float] = deque()
+        self.deaths = Deaths(options.max_restarts_per_minute)
         self.restarts = 0
         self.failed_starts = 0
         self.broken: str | None = None
@@ -129,7 +127,7 @@ class Keeper:
         unloaded, was_ready = engine.unloaded, engine.loaded
         engine.before, engine.stats = engine.totals(), EngineStats()
         if unloaded is None:
-            self._count_death()
+            self.broken = self.deaths.count(time.monotonic())
         if self.broken is None:
             self.restarts += 1
             if self.resting:
@@ -139,22 +137,9 @@ class Keeper:
             else:
                 self._again(engine, f"it did not load ({unloaded or reason})")
 
-    def _count_death(self) -> None:
-        now = time.monotonic()
-        self.deaths.append(now)
-        while now - self.deaths[0] > 60.0:
-            self.deaths.popleft()
-        if len(self.deaths) > self.options.max_restarts_per_minute:
-            self.broken = f"engines died {len(self.deaths)} times within a minute; giving up"
-
-    def pardon(self, deaths: int) -> None:
-        """Do not count the last `deaths` deaths, because their cause is gone."""
-        for _ in range(min(deaths, len(self.deaths))):
-            self.deaths.pop()
-
     def _again(self, engine: Engine, why: str) -> None:
         """Start it again later, when what is missing now (descriptors, memory, disk) may be there again."""
-        pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**engine.vain)
+        pause = pause_after(engine.vain)
         engine.vain += 1
         engine.trouble = why
         engine.trouble_since = engine.trouble_since or time.monotonic()

@@ -6,23 +6,13 @@ Must not know: links, restarts, HTTP.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
-import msgspec
-
-from tokenmill.engine.said import Said
+from tokenmill.engine.deaths import HOPELESS_S, MOST_A_MINUTE
+from tokenmill.engine.said import MOST_DEATHS, Said
 from tokenmill.server.backend import DeltaStream, EngineStats, Timeline
 from tokenmill.server.engines.links import Link, Vitals
-
-_TOTALS = (
-    *("prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "failures", "steps"),
-    *("drafts", "drafted", "accepted", "saved_s", "spent_s", "expert_moves"),
-    *("states_saved", "states_used", "states_evicted"),
-    *("flops", "read_bytes", "written_bytes", "kernel_calls", "fallback_calls", "joules"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +21,10 @@ class FleetOptions:
 
     engines: int = 1
     watchdog_s: float = 15.0
-    max_restarts_per_minute: int = 5
-    max_deaths_per_request: int = 2
+    max_restarts_per_minute: int = MOST_A_MINUTE
+    max_deaths_per_request: int = MOST_DEATHS
     fair: bool = False
-    hopeless_s: float = 60.0
+    hopeless_s: float = HOPELESS_S
     """How long requests wait if no engine can be started."""
 
 
@@ -134,8 +124,4 @@ class Engine:
 
     def totals(self) -> EngineStats:
         """Its present gauges, with the totals of all lives."""
-        now, before = self.stats, self.before
-        summed: dict[str, Any] = {name: getattr(now, name) + getattr(before, name) for name in _TOTALS}
-        pairs = itertools.zip_longest(now.accepted_at, before.accepted_at, fillvalue=0)
-        summed["accepted_at"] = [a + b for a, b in pairs]
-        return msgspec.structs.replace(now, **summed)
+        return self.stats.after(self.before)
