@@ -23,6 +23,8 @@ MOST_PROMPTS = 128
 """Most prompts of one request whose figures are shown."""
 LEAST_RECORDS, LEAST_BYTES = 100, 1 << 16
 """The records and bytes that each key may have, however many keys there are."""
+_KINDS = ("chatcmpl-", "cmpl-", "msg_", "embd-", "rerank-", "score-", "classify-")
+"""What stands before the header X-Request-Id in ids of records. Several APIs have no id in their answers."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -90,11 +92,14 @@ class History:
         ring.add(_key(record.owner, record.id) + _encode(record.began) + _encode(_shown(record)))
 
     def find(self, request_id: str, owner: str) -> dict[str, Any] | None:
-        """A record as JSON. None for an unknown id, and for a record of somebody else."""
-        record = self.open.get((owner, request_id))
-        if record is not None:
-            return _shown(record)
-        return next((_decoded(data)[1] for data in self._ended(_key(owner, request_id), owner)), None)
+        """A record as JSON: of the answer's id, or of the header X-Request-Id. None for an unknown id, and for a record
+        of somebody else."""
+        for name in (request_id, *(kind + request_id for kind in _KINDS)):
+            if (record := self.open.get((owner, name))) is not None:
+                return _shown(record)
+            for data in self._ended(_key(owner, name), owner):
+                return _decoded(data)[1]
+        return None
 
     def recent(self, owner: str, most: int) -> list[dict[str, Any]]:
         """An owner's newest records as JSON, the newest first."""

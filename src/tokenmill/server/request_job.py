@@ -106,6 +106,8 @@ class Job:
         self.count = 1
         """Outputs that count in the gate."""
         self.record: Record | None = None
+        self.called: str | None = None
+        """The id in the answer, if it is not the name of the work."""
         self.began = time.monotonic()
         self.inbox = DeltaStream(tenant)
         self.tasks: dict[str, Task] = {}
@@ -159,7 +161,7 @@ class Job:
             timeline = await self.backend.open(request, self.inbox, pooling)
             task.figures = PromptFigures(timeline, len(request.prompt_ids))
             if self.record is None:
-                self.record = self.context.history.begin(name, self.tenant, self.began)
+                self.record = self.context.history.begin(self.called or name, self.tenant, self.began)
             self.record.prompts.append(task.figures)
 
     def _priority(self, asked: int) -> int:

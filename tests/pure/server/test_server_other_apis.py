@@ -93,6 +93,26 @@ async def test_tgi_best_of_shows_every_candidate(start):
     assert len(details["best_of_sequences"]) == 2 and len(details["tokens"]) == 4
 
 
+HI = [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v1/chat/completions", {"messages": HI}), ("/v1/messages", {"model": "fake", "messages": HI, "max_tokens": 2}),
+    ("/v1/responses", {"input": "x"}), ("/v1/responses/compact", {"input": "x"}), ("/v1/embeddings", {"input": "x"}),
+    ("/api/chat", {"model": "fake", "messages": HI, "stream": False}), ("/generate", {"inputs": "x"}),
+    ("/completion", {"prompt": "x", "n_predict": 2}), ("/v2/models/fake/generate", {"text_input": "x"}),
+    ("/embed", {"inputs": "x"}), ("/rerank", {"query": "x", "documents": ["y"]}),
+])  # fmt: skip
+async def test_a_request_is_found_by_the_id_that_its_client_saw(start, path, body):
+    served = await start()
+    answer = await served.post(path, body)
+    assert answer.status_code == 200, answer.text
+    said = answer.json().get("id") if path.startswith("/v1") else None
+    found = (await served.client.get(f"/v1/requests/{said or answer.headers['x-request-id']}")).json()
+    assert found["state"] == "ended" and said in (None, found["id"])
+    assert (await served.client.get("/v1/requests")).json()["data"][0] == found
+
+
 @pytest.mark.parametrize(
     ("asked", "sampled"),
     [

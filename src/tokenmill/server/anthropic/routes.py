@@ -27,7 +27,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Answer a conversation."""
         async with Work(context, request) as work:
             body = await work.read(MessagesRequest)
-            name = f"msg_{work.base()}"
+            name = work.job.called = f"msg_{work.base()}"
             chat = await open_translated(context, body.fields, work.job, work.base(), names=NAMES)
             return (
                 work.stream(answers.events(chat, name)) if body.stream else json_answer(await answers.whole(chat, name))

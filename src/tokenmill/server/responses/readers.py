@@ -46,9 +46,9 @@ def add_readers(app: FastAPI, context: Context) -> None:
             asked = partial(fields_for_summary, body, talk.messages)
             taken = await count_translated(context, lambda: asked(1), size, names=NAMES)
             room = context.backend.info.max_model_len - taken
+            name = work.job.called = f"resp_{uuid.uuid4().hex}"
             chat = await open_translated(context, lambda: asked(room), work.job, work.base(), names=NAMES)
             said, _ = await hear_all(chat)
-            name = f"resp_{uuid.uuid4().hex}"
             usage = await context.bodies.run_in_thread(len(said.reasoning), partial(chat.usage, said.reasoning))
             return json_answer(compacted(name, body.items(), said, usage))
 

@@ -91,6 +91,7 @@ async def open_run(
     body.check()
     job.silent = silent
     store, owner, name = context.store, job.tenant, f"resp_{uuid.uuid4().hex}"
+    job.called = name
     earlier = find_earlier(store, body, owner, recent)
     job.size += earlier.size
     talk = await _read(context, job, body, earlier)
