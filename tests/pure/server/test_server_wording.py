@@ -54,6 +54,7 @@ SAID = [
     (RESPONSES, {"input": [{"type": "function_call_output", "call_id": "a"}]}, "input.0.output is missing"),
     (RESPONSES, {"input": "a", "conversation": {}}, "conversation.id: Field required."),
     (CHAT, {"n": 0}, " (and 1 more)."),
+    ("/v1/embeddings", {"messages": HELLO}, "messages is not supported in this version: a vector is that of a text"),
     # What came is named in the words of JSON.
     (RESPONSES, {"input": [{"type": 1}]}, "Items of type a number are not"),
     (RESPONSES, {"input": [{"role": "user", "content": [{}]}]}, "Content of type null is not"),

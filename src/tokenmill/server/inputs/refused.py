@@ -172,7 +172,8 @@ REFUSED: dict[str, Refusals] = {
     "openai.FunctionDefinition": _TOOL,
     "openai.EmbeddingRequest": {
         **_refuse("vectors are float32", embed_dtype=("float32",), output_dtype=("float", "float32")),
-        **_refuse("this model reads only text", "messages", "images", "mm_processor_kwargs", "media_io_kwargs"),
+        **_refuse("a vector is that of a text: send it as input", "messages"),
+        **_refuse(_IMAGES, "images", "mm_processor_kwargs", "media_io_kwargs"),
         **_refuse("name the adapter as the model", "lora_path"),
         **_refuse("use the header X-data-parallel-rank", "data_parallel_rank"),
         **_refuse("put it into the text", "task", "input_type", "prompt_name", "late_chunking"),
