@@ -166,8 +166,8 @@ def ablate(
 
 
 def compare(
-    old: Path = typer.Argument(..., help="The result file to compare with."),
-    new: Path = typer.Argument(..., help="The new result file."),
+    old: Path = typer.Argument(..., metavar="OLD", help="The result file to compare with."),
+    new: Path = typer.Argument(..., metavar="NEW", help="The new result file."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Compare two result files: ratios with 95 % confidence intervals (bootstrap)."""

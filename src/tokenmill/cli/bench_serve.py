@@ -69,13 +69,19 @@ ASKED = {
         max=MOST_REQUESTS,
     ),
     "turns": flag(
-        "turns", int, "Questions per conversation. Each is sent with everything before it.", min=1, max=MOST_RUNS
+        "turns",
+        int,
+        "Questions per conversation. Each is sent with everything before it (default: 1).",
+        min=1,
+        max=MOST_RUNS,
     ),
-    "prefix": flag("prefix_len", int, "Tokens of a system prompt that users share.", min=0, max=MOST_LEN),
-    "prefixes": flag("num_prefixes", int, "How many different system prompts there are.", min=1, max=MOST_REQUESTS),
+    "prefix": flag("prefix_len", int, "Tokens of a system prompt that users share (default: 0).", min=0, max=MOST_LEN),
+    "prefixes": flag(
+        "num_prefixes", int, "How many different system prompts there are (default: 1).", min=1, max=MOST_REQUESTS
+    ),
     "vocab": flag("vocab_size", int, "Made-up token ids stay below this (default: 1000).", min=16),
     "text": flag("text", bool, "Make up text instead of token ids."),
-    "seed": flag("seed", int, "Seed of made-up prompts and arrivals.", min=0),
+    "seed": flag("seed", int, "Seed of made-up prompts and arrivals (default: 0).", min=0),
 }
 COMING = {
     "arrivals": flag("arrivals", Arrivals, "When requests arrive (default: closed with --users, poisson with --rate)."),
@@ -91,7 +97,9 @@ COMING = {
         spelled="--rate --request-rate",
     ),
     "shape": flag("burstiness", float, "Bursty arrivals; smaller is burstier, 1 is poisson (default: 0.25)."),
-    "think": flag("think_time", float, "Seconds between an answer and the next question of its user.", min=0.0),
+    "think": flag(
+        "think_time", float, "Seconds between an answer and the next question of its user (default: 0).", min=0.0
+    ),
     "max_open": flag(
         "max_concurrency", int, "No more requests than this at once; alone, like --users.", min=1, max=MOST_ROWS
     ),

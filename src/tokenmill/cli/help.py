@@ -46,14 +46,14 @@ def page(usage: str, text: str, params: Iterable[Any], *, everything: bool) -> s
     left_out = 0
     for param in params:
         if param.param_type_name == "argument":
-            groups["Arguments"].append((_argument(param), param.help or ""))
+            groups["Arguments"].append((_argument(param), _explained(param)))
         elif getattr(param, "hidden", False):
             continue
         elif rare(param) and not everything:
             left_out += 1
         else:
             panel = getattr(param, "rich_help_panel", None) or "Options"
-            groups.setdefault(panel, []).append((flags(param), param.help or ""))
+            groups.setdefault(panel, []).append((flags(param), _explained(param)))
     if left_out:
         groups["Options"].append((ALL, f"Show {left_out} more flags, which few people need."))
     parts += [section(title, rows, width) for title, rows in groups.items() if rows]
@@ -98,8 +98,17 @@ def _is_long(name: str) -> bool:
 
 
 def _argument(param: Any) -> str:
-    name = param.metavar or str(param.name).upper()
+    name = f"{param.metavar or str(param.name).upper()}{'...' if param.nargs == -1 else ''}"
     return name if param.required else f"[{name}]"
+
+
+def _explained(param: Any) -> str:
+    """What the parameter's help says, and its default, unless the help says that or it asks for nothing."""
+    text, default = str(param.help or ""), param.default
+    if param.param_type_name == "option" and param.required:
+        return f"{text} (required)"
+    given = type(default) in (int, float) or (isinstance(default, str) and default)
+    return f"{text} (default: {default})" if given and "default" not in text else text
 
 
 def _value(param: Any) -> str:

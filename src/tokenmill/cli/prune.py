@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 SHOWN = 5
 Importance = Literal["obs", "wanda"]
 CUT_FLAGS = {
-    "multiple": flag("multiple", int, "The number of remaining channels is a multiple of this [default: 128 or 64]."),
+    "multiple": flag("multiple", int, "The number of remaining channels is a multiple of this (default: 128 or 64)."),
     "importance": flag(
         "importance",
         Importance,
-        "What goes: what costs least when the rest makes up for it [default], or Wanda's sums.",
+        "What goes: what costs least when the rest makes up for it (the default), or Wanda's sums.",
     ),
 }
 CALIBRATION_FLAGS = {
-    "calibration": flag("calibration", Path, "Text to calibrate on [default: a short one in the package]."),
-    "samples": flag("samples", int, "Sequences to calibrate on [default: 128]."),
-    "length": flag("length", int, "Tokens of each sequence [default: 512]."),
-    "device": flag("device", str, "Where to calibrate and learn [default: cpu]."),
+    "calibration": flag("calibration", Path, "Text to calibrate on (default: a short one in the package)."),
+    "samples": flag("samples", int, "Sequences to calibrate on (default: 128)."),
+    "length": flag("length", int, "Tokens of each sequence (default: 512)."),
+    "device": flag("device", str, "Where to calibrate and learn (default: cpu)."),
 }
 REPAIR_FLAGS = {
-    "steps": flag("steps", int, "With --repair: steps of learning [default: 1000]."),
+    "steps": flag("steps", int, "With --repair: steps of learning (default: 1000)."),
     "minutes": flag("minutes", float, "With --repair: stop after this many minutes."),
-    "batch": flag("batch", int, "With --repair: lines in a step [default: 8]."),
-    "line": flag("line", int, "With --repair: tokens in a line [default: 256]."),
-    "rate": flag("rate", float, "With --repair: learning rate [default: 0.0003]."),
+    "batch": flag("batch", int, "With --repair: lines in a step (default: 8)."),
+    "line": flag("line", int, "With --repair: tokens in a line (default: 256)."),
+    "rate": flag("rate", float, "With --repair: learning rate (default: 0.0003)."),
 }
 """Flags that only --repair uses."""
 

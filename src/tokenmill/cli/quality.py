@@ -15,9 +15,9 @@ from tokenmill.core.errors import ParameterError, why
 
 
 def quality(  # noqa: PLR0913
-    models: list[str] = typer.Argument(..., metavar="MODEL...", help="Folders, files or names of the copies."),
+    models: list[str] = typer.Argument(..., metavar="MODEL", help="Folders, files or names of the copies."),
     against: str = typer.Option(..., "--against", metavar="BASE", help="The model from which the copies were made."),
-    text: Path = typer.Option(None, "--text", metavar="FILE", help="Text to measure on [default: a short one]."),
+    text: Path = typer.Option(None, "--text", metavar="FILE", help="Text to measure on (default: a short one)."),
     tasks: Path = typer.Option(None, "--tasks", metavar="FILE", help="JSON lines: prompt, answer (and choices)."),
     speed: bool = typer.Option(True, "--speed/--no-speed", help="Time one user's answer on this machine."),
     picture: Path = typer.Option(None, "--picture", metavar="FILE", help="Draw size against loss, as .svg or .html."),

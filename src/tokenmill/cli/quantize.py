@@ -46,9 +46,9 @@ MOST_CHARS = 16 << 20
 
 METHOD_FLAGS = {
     "method": flag("method", Method, "How to round or prune. Some methods calibrate on a text."),
-    "bits": flag("bits", float, "With --method: bits of integers [default: 4]; 4.5: more bits where they matter."),
+    "bits": flag("bits", float, "With --method: bits of integers (default: 4); 4.5: more bits where they matter."),
     "symmetric": flag("symmetric", bool, "With --method: use no zero points.", spelled="--symmetric"),
-    "damping": flag("damping", float, "With gptq and sparsegpt: added to the inputs' squares [default: 0.01]."),
+    "damping": flag("damping", float, "With gptq and sparsegpt: added to the inputs' squares (default: 0.01)."),
     "double": flag(
         "double", bool, "With nf4 and fp4: scales are rounded, too (the default).", spelled="--double/--single"
     ),
@@ -56,11 +56,11 @@ METHOD_FLAGS = {
     "calibration": flag(
         "calibration",
         Path,
-        "Text (or JSON lines) to calibrate on, or to weigh a GGUF file's columns by [default: ours].",
+        "Text (or JSON lines) to calibrate on, or to weigh a GGUF file's columns by (default: ours).",
     ),
-    "samples": flag("samples", int, "Sequences to calibrate on [default: 128]."),
-    "length": flag("length", int, "Tokens of each sequence [default: 512]."),
-    "device": flag("device", str, "Where to calibrate and round [default: cpu]."),
+    "samples": flag("samples", int, "Sequences to calibrate on (default: 128)."),
+    "length": flag("length", int, "Tokens of each sequence (default: 512)."),
+    "device": flag("device", str, "Where to calibrate and round (default: cpu)."),
     "kv_scales": flag(
         "kv_scales",
         bool,
@@ -83,7 +83,7 @@ def quantize(
         "the form of the files.",
     ),
     group: int = typer.Option(
-        None, "--group", "--group-size", help="Columns that share a scale: 32, 64, 128 or 256 [default: 32; 128]."
+        None, "--group", "--group-size", help="Columns that share a scale: 32, 64, 128 or 256 (default: 32; 128)."
     ),
     skip: str = typer.Option(None, "--skip", metavar="REGEX", help="Do not round weights whose name matches this."),
     perplexity: Path = typer.Option(

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 MODELS = typer.Argument(
     None,
-    metavar="MODEL...",
+    metavar="MODEL",
     help="Folder, .gguf file, stored or hub name, or `demo` (the default). Several are loaded when asked for.",
     autocompletion=model_names,
 )

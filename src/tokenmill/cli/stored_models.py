@@ -70,7 +70,7 @@ def show(
 
 
 def rm(
-    names: list[str] = typer.Argument(..., metavar="NAME...", help="Stored models.", autocompletion=stored_names),
+    names: list[str] = typer.Argument(..., metavar="NAME", help="Stored models.", autocompletion=stored_names),
 ) -> None:
     """Remove stored models. Downloaded files are deleted with the last model that needs them; other files stay."""
     from tokenmill.server.ollama.create import is_demo

@@ -31,8 +31,15 @@ SEARCH = {
 @with_flags("search", SEARCH)
 def tune(
     model: str = MODEL,
-    slo: str = typer.Option("", "--slo", help="What 90 % of the requests must meet, such as ttft=500ms,tpot=50ms."),
-    users: int = typer.Option(0, "--users", min=0, help="Users at a time. Each asks again when its answer has ended."),
+    slo: str = typer.Option(
+        "",
+        "--slo",
+        help="The limits that 90 % of the requests must keep, such as ttft=500ms,tpot=50ms: the time to the first "
+        "token, and the time per further one. (required)",
+    ),
+    users: int = typer.Option(
+        None, "--users", min=1, help="Users at a time. Each asks again when its answer has ended. (required)"
+    ),
     workload: list[Path] = WORKLOAD,
     json_path: Path = JSON,
     *,
@@ -40,9 +47,10 @@ def tune(
     search: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
-    """Search for the options that give these users the most tokens within the objective. Given ones stay.
+    """Search for the options with which so many users get the most tokens per second within limits of time.
 
-    With --kernel-search load, search instead for the fastest products of MODEL on this GPU, for all of --minutes."""
+    Options that are given stay as they are. With --kernel-search load, search instead for the fastest matrix products
+    of MODEL on this GPU, for all of --minutes."""
     hear_time_limits()
     config, keywords = resolve_options(model, options)
     if config.tuning.kernel_search != "off":

@@ -17,28 +17,9 @@ from tokenmill.cli.help import COMMON, section
 from tokenmill.cli.verbs import app
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options
 
-VERBS = [
-    "serve",
-    "chat",
-    "generate",
-    "plan",
-    "doctor",
-    "quantize",
-    "prune",
-    "distill",
-    "tune",
-    "completion",
-    "pull",
-    "list",
-    "show",
-    "create",
-    "cp",
-    "rm",
-    "ps",
-    "stop",
-]
-VERBS += [f"bench {name}" for name in ("throughput", "latency", "startup", "ablate", "compare", "serve")]
 ROOT: Any = typer.main.get_command(app)
+VERBS = [name for name in ROOT.list_commands(None) if name != "bench"]
+VERBS += [f"bench {name}" for name in ROOT.get_command(None, "bench").list_commands(None)]
 
 
 def verb_of(words: str) -> Any:
@@ -70,6 +51,22 @@ def test_every_flag_is_written_out(words: str, columns: int) -> None:
         assert "…" not in text and "<bool>" not in text and "│" not in text
         assert re.search(r"^Options:$", text, re.M)
     assert set(re.findall(r"--[\w-]+", usual)) - {"--help-all"} <= set(re.findall(r"--[\w-]+", everything))
+
+
+@pytest.mark.parametrize("words", VERBS)
+def test_help_says_what_is_required_and_what_holds_otherwise(words: str) -> None:
+    everything = printed(words, "--help-all", 200)
+    for param in verb_of(words).params:
+        if param.param_type_name != "option" or param.hidden:
+            continue
+        name = max(param.opts, key=len)
+        said = re.search(rf"^  [^\n]*{re.escape(name)}\b.*?(?=^  \S|^\S|\Z)", everything, re.MULTILINE | re.DOTALL)
+        if param.required:
+            assert said and "(required)" in said[0], name
+        if type(param.default) in (int, float):
+            assert said and "default" in said[0], name
+    usage = everything.split("\n\n")[0]
+    assert "......" not in usage and "...}..." not in usage and "...]..." not in usage and "{old}" not in usage
 
 
 def test_rare_flags_wait_for_help_all() -> None:
