@@ -1,8 +1,9 @@
 """A model folder's tokenizer as GGUF metadata. Owns: the values of the `tokenizer.*` keys. `gguf.py` reads them back.
 
 Byte-level BPE is written as vocabulary, merges and the name of its splitting rule; SentencePiece as pieces and scores.
-If a reader could not rebuild exactly this from the keys (a splitting rule without a name, merges of pieces), the whole
-tokenizer.json is added under the format's key for it. Must not know: tensors, configs, containers.
+If a reader could not rebuild exactly this from the keys (a splitting rule without a name, merges of pieces, tokens that
+take spaces), the whole tokenizer.json is added under the format's key for it. Must not know: tensors, configs,
+containers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.files import read_regular
-from tokenmill.text.gguf import HUGGING_FACE
+from tokenmill.text.gguf import HUGGING_FACE, tokenizer_from_gguf
 from tokenmill.text.gguf_patterns import COMPOSED, PATTERNS, WHOLE_WORDS
 from tokenmill.text.sentencepiece import Piece, PieceKind, read_sentencepiece
 from tokenmill.text.tokenizer import MAX_VOCABULARY_BYTES, Tokenizer, load_tokenizer
@@ -57,9 +58,34 @@ def tokenizer_metadata(folder: Path, size: int, ends: list[int]) -> tuple[dict[s
     found["tokenizer.ggml.tokens"] = [piece.text for piece in pieces]
     found["tokenizer.ggml.token_type"] = [int(piece.kind) for piece in pieces]
     found.update(_special(tokenizer, size, ends))
+    if not whole and not _is_told(found, tokenizer):
+        whole, note = True, "other readers see neither all flags of its tokens nor all that it does to a text"
     if whole:
         found[HUGGING_FACE] = json.dumps(state, ensure_ascii=False)
+    if tokenizer.split_special:
+        note = "the settings say split_special_tokens, which GGUF files do not hold: typed control tokens are tokens"
     return found, note
+
+
+def _is_told(found: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
+    """Do these keys alone say what the tokenizer is?"""
+    try:
+        return _told(tokenizer_from_gguf(found, "")) == _told(tokenizer)
+    except ModelError:
+        return False
+
+
+def _told(tokenizer: Tokenizer) -> list[Any]:
+    """What the keys may not hold of a tokenizer: the steps before its splitting rule, what it puts around a text, what
+    its words begin and end with, and its added tokens. (A mark that has no row is no token of the model.)"""
+    state = json.loads(tokenizer.state()["inner"])
+    first = state.get("normalizer") or {}
+    steps = first.get("normalizers", [first])
+    added = {token["content"]: token for token in state["added_tokens"]}
+    for token in added.values():
+        token["normalized"] = token["normalized"] and any(steps)
+    kept = [state["model"].get(name) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix")]
+    return [steps if any(steps) else [], tokenizer.frame, kept, added]
 
 
 def _pieces(folder: Path, state: Mapping[str, Any], tokenizer: Tokenizer, size: int) -> list[Piece]:

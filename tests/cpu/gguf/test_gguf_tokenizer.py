@@ -9,14 +9,17 @@ from typing import Any
 import gguf
 import pytest
 import sentencepiece
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tokenmill.checkpoint.gguf_file import open_gguf
 from tokenmill.core.errors import ModelError
 from tokenmill.text.codec import Tokenizer as Ours
-from tokenmill.text.gguf import tokenizer_from_gguf
+from tokenmill.text.build import byte_alphabet
+from tokenmill.text.gguf import HUGGING_FACE, tokenizer_from_gguf
 from tokenmill.text.gguf_patterns import COMPOSED, PATTERNS, REFUSED
+from tokenmill.text.gguf_write import tokenizer_metadata
+from tokenmill.text.tokenizer import load_tokenizer
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, doesn't it? I'M sure THEY'LL agree; we've 1234567 reasons.",
@@ -359,3 +362,35 @@ def test_ids_outside_the_vocabulary_are_ignored() -> None:
     wild = {"tokenizer.ggml.eos_token_id": 99, "tokenizer.ggml.bos_token_id": -1, "tokenizer.ggml.add_bos_token": True}
     ours = tokenizer_from_gguf({**GOOD, **wild}, "x.gguf")
     assert ours.encode("ab") == [2] and ours.eos_ids == (3,) and ours.bos_id is None
+
+
+@pytest.mark.parametrize(
+    "odd", ["nothing", "takes spaces", "one word", "another case", "a first token without a role", "both ends"]
+)
+def test_what_the_keys_cannot_say_is_written_whole(odd: str, tmp_path: Path) -> None:
+    """Flags of tokens, other normalisers and unnamed tokens around a text were lost in a written file."""
+    inner = Tokenizer(models.BPE(vocab={**byte_alphabet(), "<s>": 256, "</s>": 257}, merges=[]))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    inner.add_special_tokens(["<s>", "</s>"])
+    inner.add_tokens([AddedToken("<x>", rstrip=odd == "takes spaces", single_word=odd == "one word", normalized=False)])
+    if odd == "another case":
+        inner.normalizer = normalizers.Lowercase()
+    single = "<s> $A </s>" if odd == "both ends" else "<s> $A"
+    inner.post_processor = processors.TemplateProcessing(single=single, special_tokens=[("<s>", 256), ("</s>", 257)])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    roles = {} if odd == "a first token without a role" else {"bos_token": "<s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(roles))
+    ours = load_tokenizer(tmp_path)
+    written, note = tokenizer_metadata(tmp_path, 259, [])
+    assert (HUGGING_FACE in written) == (note is not None) == (odd != "nothing")
+    again = tokenizer_from_gguf(written, "x.gguf")
+    for text in ("", "a <x> B", "a<x>b", "<x>  c", "É"):
+        assert again.encode(text) == ours.encode(text), text
+
+
+def test_a_setting_without_a_key_is_told(tmp_path: Path) -> None:
+    inner = Tokenizer(models.BPE(vocab=dict(byte_alphabet()), merges=[]))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"split_special_tokens": True}))
+    assert "split_special_tokens" in str(tokenizer_metadata(tmp_path, 256, [])[1])
