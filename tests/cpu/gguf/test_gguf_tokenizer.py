@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerFast
 from tokenmill.checkpoint.gguf_file import open_gguf
 from tokenmill.core.errors import ModelError
 from tokenmill.text.codec import Tokenizer as Ours
-from tokenmill.text.build import byte_alphabet
 from tokenmill.text.gguf import HUGGING_FACE, tokenizer_from_gguf
 from tokenmill.text.gguf_patterns import COMPOSED, PATTERNS, REFUSED
 from tokenmill.text.gguf_write import tokenizer_metadata
+from tokenmill.text.token_bytes import byte_alphabet
 from tokenmill.text.tokenizer import load_tokenizer
 
 CORPUS = [
