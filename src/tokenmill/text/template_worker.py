@@ -102,7 +102,7 @@ def shaped(message: Message, shape: ContentShape) -> Message:
     if isinstance(content, list) and (not shape.parts or (result and all(map(_is_text, content)))):
         message["content"] = "\n".join(map(_part_text, content))
     elif isinstance(content, list):
-        message["content"] = [_plain_part(part) for part in content]
+        message["content"] = Parts(map(_plain_part, content))
     elif isinstance(content, str) and shape.parts and shape.wraps:
         message["content"] = [{"type": "text", "text": content}]
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
@@ -111,6 +111,20 @@ def shaped(message: Message, shape: ContentShape) -> Message:
     if isinstance(message.get("tool_calls"), list):
         message["tool_calls"] = [_parsed_call(call, shape.writes) for call in message["tool_calls"]]
     return message
+
+
+class Parts(list[object]):
+    """Parts for a template that loops over them. Many do so for some messages and write the content of others as it is;
+    those get the text of the parts, not the list as Python shows it."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(_part_text, self))
+
+    def __add__(self, other: Any) -> Any:
+        return str(self) + other if isinstance(other, str) else [*self, *other]
+
+    def __radd__(self, other: Any) -> Any:
+        return other + str(self) if isinstance(other, str) else [*other, *self]
 
 
 def _is_text(part: object) -> bool:

@@ -95,6 +95,22 @@ def test_what_a_tool_said_is_text_where_only_other_roles_have_parts() -> None:
         render(mixed, [asked, {"role": "tool", "content": [{"type": "image"}]}])
 
 
+@pytest.mark.parametrize(
+    "written", ["{{ c }}", "{{ '' + c }}", "{{ c + '' }}", "{{ c ~ '' }}", "{{ c | trim }}", "{{ '%s' | format(c) }}"]
+)
+def test_parts_are_their_text_where_a_template_writes_them(written: str) -> None:
+    """Many templates loop over a user's parts and write the content of other roles as it is."""
+    source = (
+        "{% for m in messages %}{% set c = m.content %}{% if m.role == 'user' and c is not string %}"
+        "{% for p in c %}[{{ p.text }}]{% endfor %}{% else %}" + written + "{% endif %}{% endfor %}"
+    )
+    said = [{"type": "text", "text": "sunny"}, {"type": "output_text", "text": "warm"}]
+    chat = [{"role": role, "content": said} for role in ("system", "user", "assistant")]
+    assert render(source, chat) == "sunny\nwarm[sunny][warm]sunny\nwarm"
+    with pytest.raises(UserError, match="image"):
+        render(source, [{"role": "system", "content": [{"type": "image"}]}, *USER])
+
+
 def test_tool_arguments_come_as_objects() -> None:
     text_call = {"type": "function", "function": {"name": "weather", "arguments": '{"town": "Köln", "days": [1, 2]}'}}
     chats = [[*USER, {"role": "assistant", "content": "", "tool_calls": [call]}] for call in (CALL, text_call)]
