@@ -110,4 +110,5 @@ def ago(seconds: float) -> str:
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds // length:.0f} {unit} ago"
-    return f"{max(0.0, seconds):.0f} seconds ago"
+    whole = max(0, round(seconds))
+    return f"{whole} second{'s' if whole != 1 else ''} ago"

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import platform
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 from tokenmill import __version__
 from tokenmill.core.cores import usable_cores
 from tokenmill.core.errors import TokenmillError
+from tokenmill.core.extras import pip_install
 from tokenmill.core.request import SamplingParams
 from tokenmill.demo import demo_dir
 from tokenmill.device.memory import describe, free_bytes, others, pick_device, total_bytes
@@ -151,8 +151,7 @@ def _extras() -> Iterator[Finding]:
         if importlib.util.find_spec(module) is not None:
             yield Finding(f"extra {extra}", "ok", f"{module} is installed ({purpose})")
         else:
-            command = f"{Path(sys.executable).name} -m pip install 'tokenmill[{extra}]'"
-            yield Finding(f"extra {extra}", "note", f"{module} is not installed ({purpose})", command)
+            yield Finding(f"extra {extra}", "note", f"{module} is not installed ({purpose})", pip_install(extra))
 
 
 def _demo() -> Finding:

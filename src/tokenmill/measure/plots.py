@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.core.errors import UserError
+from tokenmill.core.extras import pip_install
 
 
 def check_plot(path: Path) -> None:
@@ -30,7 +31,7 @@ def _figures() -> Any:
     try:
         return importlib.import_module("matplotlib.figure").Figure
     except ImportError as error:
-        raise UserError("--plot needs matplotlib: pip install 'tokenmill[bench]'.") from error
+        raise UserError(f"--plot needs matplotlib: {pip_install('bench')}") from error
 
 
 def _title(result: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tokenmill.core.errors import UserError
+from tokenmill.core.extras import pip_install
 from tokenmill.server.history import PromptFigures, Record
 
 PATH = "/v1/traces"
@@ -35,7 +36,7 @@ def check_endpoint(endpoint: str) -> None:
         import opentelemetry.sdk.trace  # noqa: F401  (is it here?)
     except ImportError as error:
         raise UserError(
-            "--otlp-traces-endpoint needs OpenTelemetry: pip install 'tokenmill[otel]'.", param="otlp_traces_endpoint"
+            f"--otlp-traces-endpoint needs OpenTelemetry: {pip_install('otel')}", param="otlp_traces_endpoint"
         ) from error
 
 
