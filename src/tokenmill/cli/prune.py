@@ -129,7 +129,14 @@ def _show(source: Path, target: Path, left: Left) -> None:
     if left.channels is not None:
         typer.echo(f"{left.channels} channels are left (multiples of {left.multiple})")
     if left.heads is not None:
-        typer.echo(f"{left.heads.keys} key heads are left, with {left.heads.queries} query heads")
+        from tokenmill.checkpoint.folder import read_config
+        from tokenmill.quantize.prunable import heads_of
+
+        had = heads_of(read_config(source))
+        typer.echo(
+            f"left: {left.heads.keys} of {had.keys} key heads, {left.heads.queries} of {had.queries} query heads "
+            "(a key head goes whole, and at least one)"
+        )
     gone = [(n, value) for n, value in enumerate(left.influence) if n not in left.layers]
     if gone:
         typer.echo("layers gone (influence): " + ", ".join(f"{n} ({value:.4f})" for n, value in gone))

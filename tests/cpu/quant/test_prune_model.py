@@ -100,7 +100,7 @@ def test_the_command_and_repair(tiny: Path, tmp_path: Path) -> None:
     data.write_text(" grinds ".join(words))
     cut = ("--channels", "0.5", "--heads", "0.5", "--layers", "1")
     said = command(tiny, tmp_path / "cut", *cut)
-    assert "layers gone" in said and "outputs that lost most" in said
+    assert "layers gone" in said and "outputs that lost most" in said and "left: 1 of 2 key heads, 2 of 4 query" in said
     repair = ("--repair", str(data), "--steps", "30", "--line", "32", "--batch", "8", "--rate", "0.003")
     assert "held-out tokens" in command(tiny, tmp_path / "mended", *cut, *repair)
     config = json.loads((tmp_path / "mended" / "config.json").read_text())
