@@ -91,6 +91,7 @@ SPAN = {"begin": "<a>", "schema": SCHEMA, "end": "</a>"}
 LONGER = {**SCHEMA, "required": []}
 ANY = {"type": "any", "disable_parallel_tool_use": False}
 ANTHROPIC_TOOL: dict[str, Any] = {"name": "look", "description": "Look.", "input_schema": SCHEMA}
+SAID: dict[str, Any] = {"role": "assistant", "content": "Hello"}
 OLLAMA_CALL: dict[str, Any] = {"function": {"name": "look", "arguments": {"a": 1}}}
 RESPONSES_TOOL: dict[str, Any] = {"type": "function", **DEFINITION}
 JSON: dict[str, Any] = {"type": "json_schema", "name": "a", "schema": SCHEMA}
@@ -142,8 +143,8 @@ INSIDE: dict[str, dict[str, Bodies]] = {
             {"role": "assistant", "content": ""}, {"role": "assistant", "content": "", "tool_calls": [CALL]}
         ),
         "tool_call_id": _chat({"role": "tool", "content": "x"}, {"role": "tool", "content": "x", "tool_call_id": "c1"}),
-        "reasoning": _chat(USER, {**USER, "reasoning": "hm"}),
-        "reasoning_content": _chat(USER, {**USER, "reasoning_content": "hm"}),
+        "reasoning": _chat(SAID, {**SAID, "reasoning": "hm"}),
+        "reasoning_content": _chat(SAID, {**SAID, "reasoning_content": "hm"}),
     },
     "openai.TextPart": {
         "type": _chat(
@@ -297,8 +298,8 @@ INSIDE: dict[str, dict[str, Bodies]] = {
     "ollama.Message": {
         "role": _ollama(USER, {**USER, "role": "system"}),
         "content": _ollama(USER, {**USER, "content": "Ho"}),
-        "thinking": _ollama(USER, {**USER, "thinking": "hm"}),
-        "tool_calls": _ollama(USER, {**USER, "tool_calls": [OLLAMA_CALL]}),
+        "thinking": _ollama(SAID, {**SAID, "thinking": "hm"}),
+        "tool_calls": _ollama(SAID, {**SAID, "tool_calls": [OLLAMA_CALL]}),
         "tool_name": _ollama(USER, {**USER, "tool_name": "look"}),
         "tool_call_id": _ollama(USER, {**USER, "tool_call_id": "c1"}),
     },
@@ -312,16 +313,16 @@ INSIDE: dict[str, dict[str, Bodies]] = {
     },
     "ollama.Call": {
         "function": _ollama(
-            {**USER, "tool_calls": [OLLAMA_CALL]}, {**USER, "tool_calls": [{"function": {"name": "hear"}}]}
+            {**SAID, "tool_calls": [OLLAMA_CALL]}, {**SAID, "tool_calls": [{"function": {"name": "hear"}}]}
         )
     },
     "ollama.Function": {
         "name": _ollama(
-            {**USER, "tool_calls": [{"function": {"name": "look"}}]},
-            {**USER, "tool_calls": [{"function": {"name": "hear"}}]},
+            {**SAID, "tool_calls": [{"function": {"name": "look"}}]},
+            {**SAID, "tool_calls": [{"function": {"name": "hear"}}]},
         ),
         "arguments": _ollama(
-            {**USER, "tool_calls": [OLLAMA_CALL]}, {**USER, "tool_calls": [{"function": {"name": "look"}}]}
+            {**SAID, "tool_calls": [OLLAMA_CALL]}, {**SAID, "tool_calls": [{"function": {"name": "look"}}]}
         ),
     },
     "ollama.Tool": {

@@ -23,6 +23,11 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
 CLAUDE = {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any"}}
 
+CALLED = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+THOUGHT = {"type": "thinking", "thinking": "a", "signature": ""}
+USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "a", "content": "b"}
+
 
 def tensor(**more: Any) -> dict[str, Any]:
     return {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["Once"], **more}
@@ -55,6 +60,32 @@ SAID = [
     (RESPONSES, {"input": "a", "conversation": {}}, "conversation.id: Field required."),
     (CHAT, {"n": 0}, " (and 1 more)."),
     ("/v1/embeddings", {"messages": HELLO}, "messages is not supported in this version: a vector is that of a text"),
+    # What only the assistant has would be read as nothing from others.
+    *(
+        (
+            CHAT,
+            {"messages": [{"role": role, "content": "a", **more}]},
+            f"{next(iter(more))} has no effect in a message of",
+        )
+        for role, more in (
+            ("user", {"tool_calls": CALLED}),
+            ("tool", {"reasoning": "b"}),
+            ("system", {"reasoning_content": "b"}),
+        )
+    ),
+    (CHAT, {"messages": [{"role": "user", "content": [THOUGHT, {"type": "text", "text": "a"}]}]}, "thinking has no"),
+    ("/api/chat", {"model": "fake", "messages": [{"role": "user", "content": "a", "thinking": "b"}]}, "no effect in"),
+    (
+        MESSAGES,
+        {**ANTHROPIC, "messages": [{"role": "user", "content": [USE]}]},
+        "`tool_use` blocks can only be in `ass",
+    ),
+    (MESSAGES, {**ANTHROPIC, "messages": [{"role": "user", "content": [THOUGHT]}]}, "`thinking` blocks can only be in"),
+    (
+        MESSAGES,
+        {**ANTHROPIC, "messages": [{"role": "assistant", "content": [USE, RESULT]}, *HELLO]},
+        "messages.0.content.1: `tool_result` blocks can only be in `user` messages",
+    ),
     # What came is named in the words of JSON.
     (RESPONSES, {"input": [{"type": 1}]}, "Items of type a number are not"),
     (RESPONSES, {"input": [{"role": "user", "content": [{}]}]}, "Content of type null is not"),

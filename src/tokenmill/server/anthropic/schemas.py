@@ -160,15 +160,19 @@ class MessagesRequest(CountRequest):
 
 
 _NEEDED = {"tool_use": ("id", "name"), "tool_result": ("tool_use_id",)}
+_ROLES = {**dict.fromkeys(("tool_use", "thinking", "redacted_thinking"), "assistant"), "tool_result": "user"}
+"""The turns that have blocks of these types. In others they would be read as nothing, or as what somebody else said."""
 
 
 def _check_calls(turns: list[Turn]) -> None:
-    """Refuse calls and results without what says which they are, and a result of a call that no earlier turn has, in
-    Anthropic's words."""
+    """Refuse calls and results in somebody else's turn, those without what says which they are, and a result of a call
+    that no earlier turn has, in Anthropic's words."""
     called: set[str | None] = set()
     for number, turn in enumerate(turns):
         for place, block in enumerate([] if isinstance(turn.content, str) else turn.content):
             where = f"messages.{number}.content.{place}"
+            if turn.role != (role := _ROLES.get(block.type, turn.role)):
+                raise ParameterError(f"{where}: `{block.type}` blocks can only be in `{role}` messages", param=where)
             for field in _NEEDED.get(block.type, ()):
                 if getattr(block, field) is None:
                     raise ParameterError(f"{where}.{field}: Field required", param=f"{where}.{field}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 
 from tokenmill.core.request import MAX_LOGPROBS, MAX_N, MAX_STOP, MAX_STOP_CHARS
 from tokenmill.core.samplers import MOST_BREAKER_CHARS, MOST_BREAKERS, MOST_SAMPLERS
@@ -195,6 +196,21 @@ class Message(BaseModel):
     tool_call_id: Label | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+
+    @model_validator(mode="after")
+    def _own(self) -> Message:
+        parts = self.content if isinstance(self.content, list) else ()
+        thinks = any(not isinstance(part, str) and part.type == "thinking" for part in parts)
+        name = next((name for name in _OF_THE_MODEL if getattr(self, name)), "thinking" if thinks else None)
+        if name is not None and self.role in _NEVER_THE_MODEL:
+            text = "{name} has no effect in a message of the role {role}: only the assistant has it"
+            raise PydanticCustomError("role", text, {"name": name, "role": self.role})
+        return self
+
+
+_OF_THE_MODEL = ("tool_calls", "reasoning", "reasoning_content")
+_NEVER_THE_MODEL = ("system", "developer", "user", "tool", "function")
+"""A model's own names for roles are not among them."""
 
 
 class FunctionDefinition(BaseModel):
