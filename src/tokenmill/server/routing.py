@@ -329,9 +329,9 @@ def get_with_header(app: FastAPI, path: str, handler: Handler, header: bytes) ->
     app.router.routes.append(_HeaderRoute(path, _judged(path, handler), header))
 
 
-class _HeaderRoute(Route):
+class _HeaderRoute(PlainRoute):
     def __init__(self, path: str, handler: Handler, header: bytes) -> None:
-        super().__init__(path, handler, methods=["GET"], include_in_schema=False)
+        super().__init__(path, handler, ("GET",), documented=False, openapi_extra=None)
         self.header = header
 
     def matches(self, scope: Any) -> Any:

@@ -404,6 +404,9 @@ async def test_query_parameters_are_told_or_refused(start: Starter) -> None:
     assert (await strict.client.get("/health?zzz=1")).status_code == 200
     for query in ("engine?since=1", "requests?limit=1", "engine?since=1&model=fake", "card?model=fake"):
         assert (await strict.client.get(f"/v1/{query}")).status_code == 200, query
+    claude = {"anthropic-version": "2023-06-01"}
+    assert (await strict.client.get("/v1/models?limit=1", headers=claude)).status_code == 200
+    assert (await strict.client.get("/v1/models?zzz=1", headers=claude)).status_code == 400
     made = (await served.post(*BASES["responses.ResponsesRequest"])).json()["id"]
     items = f"/v1/responses/{made}/input_items"
     assert (await served.client.get(f"{items}?order=asc&limit=3&include[]=x")).status_code == 200

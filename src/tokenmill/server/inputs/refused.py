@@ -301,7 +301,7 @@ _LLAMA_READS = (
     "return_token_ids",
     "logprobs",
 )
-_ONE_TEXT = _refuse("the answer has room for one text", n=(1,), best_of=(0, 1))
+_ONE_TEXT = _refuse("the answer has room for one text", n=(1,), n_cmpl=(1,), best_of=(0, 1))
 REFUSED["llamacpp.CompletionRequest"] = {
     **{name: why for name, why in REFUSED["tgi.VllmRequest"].items() if name not in _LLAMA_READS},
     **_ONE_TEXT,
