@@ -330,8 +330,8 @@ def get_with_header(app: FastAPI, path: str, handler: Handler, header: bytes) ->
 
 
 class _HeaderRoute(PlainRoute):
-    def __init__(self, path: str, handler: Handler, header: bytes) -> None:
-        super().__init__(path, handler, ("GET",), documented=False, openapi_extra=None)
+    def __init__(self, path: str, endpoint: Endpoint, header: bytes) -> None:
+        super().__init__(path, endpoint, ("GET",), documented=False, openapi_extra=None)
         self.header = header
 
     def matches(self, scope: Any) -> Any:
