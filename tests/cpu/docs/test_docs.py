@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import shlex
+import subprocess
 import sys
 import types
 from dataclasses import replace
@@ -88,6 +89,49 @@ def test_commands_that_a_document_shows_are_understood(document: str) -> None:
         except Exception as error:
             raise AssertionError(f"{document}: {line}: {error}") from error
         assert not left, f"{document}: {line}: {left}"
+
+
+_PARSES = """
+import argparse, contextlib, io, json, os, runpy, sys
+class Parsed(Exception): pass
+plain, faults = argparse.ArgumentParser.parse_args, []
+def parse(self, args=None, namespace=None):
+    plain(self, args, namespace)
+    raise Parsed
+argparse.ArgumentParser.parse_args = parse
+path = list(sys.path)
+for words in json.loads(sys.argv[1]):
+    sys.argv, sys.path, said = words, [os.path.dirname(words[0]), ".", *path], io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            runpy.run_path(words[0], run_name="__main__")
+    except Parsed:
+        continue
+    except SystemExit:
+        faults.append([*words, said.getvalue()[-300:]])
+print(json.dumps(faults))
+"""
+"""Runs scripts up to the point where they have understood their arguments."""
+
+
+def test_scripts_that_documents_show_take_these_arguments() -> None:
+    """Without running anything behind that."""
+    asked = dict[str, list[str]]()
+    for document in DOCUMENTS:
+        text = (ROOT / document).read_text().replace("\\\n", " ")
+        found = re.findall(r"^python (\S+\.py[^\n]*)", text, re.MULTILINE) + re.findall(
+            r"`python (\S+\.py[^`]*)`", text
+        )
+        for line in found:
+            plain = re.split(r"\s#", line)[0].replace("[", "").replace("]", "").replace("...", "")
+            words = ["1" if word == "N" else word for word in shlex.split(plain)]
+            if "argparse" in (ROOT / words[0]).read_text():
+                asked[line] = words
+    assert len(asked) > 15
+    command = [sys.executable, "-c", _PARSES, json.dumps(list(asked.values()))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
 def test_the_curl_line_of_the_readme_is_a_request() -> None:
