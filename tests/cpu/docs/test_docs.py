@@ -134,6 +134,26 @@ def test_scripts_that_documents_show_take_these_arguments() -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
+def flags_of(command: Any) -> set[str]:
+    inner = (flags_of(each) for each in getattr(command, "commands", {}).values())
+    return {name for param in command.params for name in (*param.opts, *param.secondary_opts)}.union(*inner)
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if d != "docs/compatibility.md"])
+def test_flags_and_variables_that_a_document_names_exist(document: str) -> None:
+    """Also those in prose. (The page of vLLM's flags has its own test; lines about scripts have their own flags.)"""
+    known = flags_of(typer.main.get_command(app)) | {"--help", "--help-all", "--max_model_len", "--ctx-size", "--temp"}
+    source = "".join(path.read_text() for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
+    options = {f"TOKENMILL_{name.upper()}" for groups in (config.GROUPS, config.SERVER_GROUPS)
+               for name in config.all_options(groups)}  # fmt: skip
+    for line in (ROOT / document).read_text().splitlines():
+        if not re.search(r"bench/|tools/|python ", line):
+            found = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", line))
+            assert {name for name in found if name.replace("--no-", "--") not in known} <= known, line
+        for name in set(re.findall(r"\bTOKENMILL_[A-Z_]+[A-Z]", line)) - options:
+            assert name in source, line
+
+
 def test_the_curl_line_of_the_readme_is_a_request() -> None:
     (line,) = re.findall(r"^curl (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
     url, *_, body = shlex.split(line)
