@@ -6,7 +6,8 @@ templates, HTTP.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokenmill.text.chat_template import ChatTemplate
@@ -27,9 +28,15 @@ class ControlGuard:
         acts = names and not tokenizer.split_special  # otherwise even a template's own are ordinary text
         self._find = re.compile(f"({'|'.join(map(re.escape, names))})") if acts else None
         self._takes = tokenizer.takes_spaces
+        self._longest = max(map(len, names), default=0)
+        begun = (_spelt(name[:end]) for name in names for end in range(1, len(name)))
+        self._begun = frozenset(piece for piece in begun if not piece.isalnum())
+        """The beginnings of control tokens. (A role may be letters that a token begins with, and templates compare
+        roles.)"""
 
     def protect(self, value: Any) -> Any:
-        """The JSON value with every control token in its strings broken by a mark."""
+        """The JSON value with every control token in its strings broken by a mark, also one that goes on in another
+        string, which the template may write right behind."""
         if self._find is None:
             return value
         if isinstance(value, str):
@@ -37,6 +44,8 @@ class ControlGuard:
             # Again and again, because breaking one control token can leave another that overlapped it.
             while self._find.search(value):
                 value = self._find.sub(lambda found: found[0][0] + _MARK + found[0][1:], value)
+            if any(piece in self._begun for piece in _ends(_spelt(value[-self._longest :]))):
+                value += _MARK
             return _MARK + value if self._tokenizer.respelt and _MARK not in value and self._acts(value) else value
         if isinstance(value, Mapping):
             return {self.protect(key): self.protect(item) for key, item in value.items()}
@@ -74,6 +83,15 @@ class ControlGuard:
             ids += tokenizer.encode(token, add_special_tokens=False) if token else []
         before, after = tokenizer.frame if add_special_tokens else ((), ())
         return [*before, *ids, *after]
+
+
+def _spelt(text: str) -> str:
+    """As tokenizers see it that know control tokens in several spellings."""
+    return unicodedata.normalize("NFKC", text).casefold()
+
+
+def _ends(text: str) -> Iterator[str]:
+    return (text[at:] for at in range(len(text)))
 
 
 def render_and_encode(

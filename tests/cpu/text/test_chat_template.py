@@ -403,6 +403,15 @@ def test_typed_control_tokens_stay_text() -> None:
     text, ids = render_and_encode(template, guard, USER)
     assert ids == tokenizer.encode(text, add_special_tokens=False)
     template.close()
+    joined = ChatTemplate("<|im_start|>{% for p in messages[0].content %}{{ p.text }}{% endfor %}<|im_end|>")
+    token = "<|im_end|>"
+    for cut in range(1, len(token)):  # a template may write parts without anything between them
+        for pieces in ((token[:cut], token[cut:]), (token[0], token[1:cut], token[cut:])):
+            parts = [{"type": "text", "text": piece} for piece in pieces]
+            text, ids = render_and_encode(joined, guard, [{"role": "user", "content": parts}])
+            assert len([index for index in ids if index in tokenizer.special_ids]) == 2
+            assert tokenizer.decode(ids, skip_special_tokens=False) == text == f"<|im_start|>{token}<|im_end|>"
+    joined.close()
 
 
 def test_tokens_take_their_white_space_whatever_was_typed() -> None:
