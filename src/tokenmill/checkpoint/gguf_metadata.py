@@ -50,6 +50,7 @@ ARCHITECTURES = {
 """Architectures that can be written. Settings that the format cannot express are refused below."""
 _NORMED_COMMAND_R = 64
 """Layers from which llama.cpp looks for norms of queries and keys in a Command R."""
+_ORIGINAL, _PART = "original_max_position_embeddings", "partial_rotary_factor"
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
@@ -124,7 +125,7 @@ def metadata_of(config: Mapping[str, Any], arch: str, path: str) -> dict[str, An
         "attention.key_length": head,
         "attention.value_length": head,
         epsilon_key(arch): epsilon_of(config),
-        "rope.dimension_count": int(head * (rope.get("partial_rotary_factor") or 1.0)),
+        "rope.dimension_count": int(head * (rope.get(_PART) or config.get(_PART) or 1.0)),
         "rope.freq_base": float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
         "vocab_size": int(config["vocab_size"]),
         **_scaling(rope, path),
@@ -145,9 +146,12 @@ def epsilon_of(config: Mapping[str, Any]) -> float | None:
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The rope settings of full attention, wherever the config keeps them."""
-    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return dict(found.get("full_attention", found))
+    """The rope settings of full attention, wherever the config keeps them. (Of two spellings the older one counts.)"""
+    found = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    found = dict(found.get("full_attention", found))
+    if found.get(_ORIGINAL) is None and config.get(_ORIGINAL) is not None:
+        found[_ORIGINAL] = config[_ORIGINAL]
+    return found
 
 
 def rope_divisors(config: Mapping[str, Any]) -> list[float] | None:
@@ -159,7 +163,7 @@ def rope_divisors(config: Mapping[str, Any]) -> list[float] | None:
     head = int(config.get("head_dim") or config["hidden_size"] // heads)
     theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
     factor, low, high = (float(rope[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
-    original, found = float(rope["original_max_position_embeddings"]), []
+    original, found = float(rope.get(_ORIGINAL) or config["max_position_embeddings"]), []
     for pair in range(head // 2):
         turns = original * theta ** (-2 * pair / head) / (2 * math.pi)
         smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
@@ -174,12 +178,21 @@ def _scaling(rope: Mapping[str, Any], path: str) -> dict[str, Any]:
     if kind not in ("linear", "yarn"):
         raise ModelError(f"{path}: rope scaling {kind!r} cannot be written as GGUF here.")
     found: dict[str, Any] = {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
-    if "original_max_position_embeddings" in rope:
-        found["rope.scaling.original_context_length"] = int(rope["original_max_position_embeddings"])
+    if rope.get(_ORIGINAL) is not None:
+        found["rope.scaling.original_context_length"] = int(rope[_ORIGINAL])
     for name in ("beta_fast", "beta_slow"):
         if rope.get(name) is not None:
             found[f"rope.scaling.yarn_{name}"] = float(rope[name])
+    usual, gain = _gain(rope["factor"], 1.0), rope.get("attention_factor")
+    if gain is None and rope.get("mscale") and rope.get("mscale_all_dim"):
+        gain = _gain(rope["factor"], rope["mscale"]) / _gain(rope["factor"], rope["mscale_all_dim"])
+    if kind == "yarn" and gain is not None and gain != usual:
+        found["rope.scaling.attn_factor"] = float(gain) / usual
     return found
+
+
+def _gain(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _experts(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Must not know: files, blocks, tokenizers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import SimpleNamespace
@@ -28,7 +29,10 @@ from tokenmill.quantize.forward import forward_in_parts, logits
 _TOKENS = 96
 _WINDOW = 24
 _VOCAB = 64
-_SAME = 1e-2
+_SAME = (1e-4, 1e-2)
+"""How far logits may be from others that count as the same, at least and at most: deep models enlarge roundings."""
+_ROUNDED = 1e-6
+"""A change of all weights that shows how much a model enlarges roundings."""
 _LOUD = 10.0
 """Dummy weights are multiplied by this, so that activations leave the range in which one function looks like
 another."""
@@ -38,10 +42,14 @@ CPU = torch.device("cpu")
 class _Loud(DummyCheckpoint):
     """Random numbers for every tensor; those of norms are near one."""
 
+    def __init__(self, more: float = 0.0) -> None:
+        super().__init__()
+        self.factor = 1.0 + more
+
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """The invented tensor."""
         random = super().tensor(f"{name}.loud", shape, dtype) * _LOUD
-        return random + 1.0 if "norm" in name else random
+        return (random + 1.0 if "norm" in name else random) * self.factor
 
 
 def prove(config: Mapping[str, Any], arch: str, names: Iterable[str], path: str) -> None:
@@ -51,17 +59,18 @@ def prove(config: Mapping[str, Any], arch: str, names: Iterable[str], path: str)
     reach = max(int(small["max_position_embeddings"]), 16)
     wanted, back = _logits(small, reach), _back(small, arch, stored, path)
     found = _logits(back, reach)
-    if _same(wanted, found):
+    bound = min(max(_apart(wanted, _logits(small, reach, _ROUNDED)), _SAME[0]), _SAME[1])
+    if _apart(wanted, found) <= bound:
         return
     row, guilty = FIELDS[str(config["architectures"][0])], []
     for key in config:
         if not (row.knows(key) or key in row.only) or small.get(key, row) == back.get(key):
             continue
         changed = _changed(small, back, key, reach)
-        if any(_same(each, found) for each in changed):
+        if any(_apart(each, found) <= bound for each in changed):
             guilty = [key]
             break
-        if any(not _same(each, wanted) for each in changed):
+        if any(_apart(each, wanted) > bound for each in changed):
             guilty.append(key)
     keys = ", ".join(f"'{key}' = {shown(config[key])}" for key in guilty) or "a setting of config.json"
     raise ModelError(f"{path}: {keys} cannot be expressed in GGUF files of the family '{arch}'.")
@@ -95,20 +104,24 @@ def _back(small: dict[str, Any], arch: str, stored: set[str], path: str) -> dict
     """The config that is read back from the small model's metadata."""
     shape = (_VOCAB, small["hidden_size"])
     info: Any = SimpleNamespace(shape=shape, type=SimpleNamespace(name="F16"), start=0, stop=2)
-    divisors = rope_divisors(small)
-    return read_config(
-        metadata_of(small, arch, path), dict.fromkeys(stored, info),
-        lambda name: divisors if name == "rope_freqs.weight" else None, path,
-    )  # fmt: skip
+    divisors, written = rope_divisors(small), metadata_of(small, arch, path)
+    try:
+        return read_config(
+            written, dict.fromkeys(stored, info), lambda name: divisors if name == "rope_freqs.weight" else None, path,
+        )  # fmt: skip
+    except ModelError as error:
+        why = str(error).removeprefix(f"{path}: ").rstrip(".")
+        raise ModelError(f"{path}: it cannot be expressed in GGUF files of the family '{arch}': {why}.") from None
 
 
-def _logits(config: dict[str, Any], reach: int) -> Tensor:
-    """The logits [tokens, vocabulary] of a model with this config."""
+def _logits(config: dict[str, Any], reach: int, more: float = 0.0) -> Tensor:
+    """The logits [tokens, vocabulary] of a model with this config. more: added to all weights, as a share of them."""
     kernels = make_kernels("cpu")
-    model = build_model(config, _Loud(), dtype=torch.float32, device=CPU, kernels=kernels, max_positions=reach)
+    model = build_model(config, _Loud(more), dtype=torch.float32, device=CPU, kernels=kernels, max_positions=reach)
     tokens = torch.randint(0, _VOCAB, (1, min(_TOKENS, reach)), generator=torch.Generator().manual_seed(0))
     return logits(model, forward_in_parts(model, tokens, kernels, CPU)[0], kernels, CPU)
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and bool((one - other).norm() <= _SAME * one.norm())
+def _apart(one: Tensor, other: Tensor) -> float:
+    """How far the second is from the first, as a share of it."""
+    return float((one - other).norm() / one.norm()) if one.shape == other.shape else math.inf

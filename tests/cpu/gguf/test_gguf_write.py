@@ -24,6 +24,7 @@ from tokenmill.cli.verbs import app
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.demo import demo_dir
 from tokenmill.engine.model_source import find_source
+from tokenmill.layers.rope import frequencies, rope_settings
 from tokenmill.quant import importance
 from tokenmill.quant.gguf_rounding import ENCODERS
 from tokenmill.quantize.gguf_export import FILE_TYPES, export
@@ -162,9 +163,9 @@ UNSAID = {
     "another activation": ("llama", {"hidden_act": "gelu"}, "'hidden_act' = 'gelu'"),
     "windows in other layers": ("gemma2", {"layer_types": ["full_attention"] * 2}, "'layer_types'"),
     "gates that do not add up to one": ("qwen3_moe", {"norm_topk_prob": False}, "'norm_topk_prob' = False"),
-    "a factor of stretched attention": ("qwen3", {"rope_parameters": {**YARN, "attention_factor": 1.5}}, ""),
     "borders that are not rounded": ("mistral", {"rope_parameters": {**YARN, "truncate": False}}, ""),
     "two settings": ("qwen3_moe", {"norm_topk_prob": False, "hidden_act": "gelu"}, "'gelu', 'norm_topk_prob' = False"),
+    "windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}, "sliding_window"),
     "no caps": ("gemma2", {"attn_logit_softcapping": None}, "'attn_logit_softcapping' = None"),
 }
 
@@ -177,6 +178,44 @@ def test_what_a_file_cannot_say_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="GGUF files of the family") as error:
         export(folder, tmp_path / "model.gguf", "f16")
     assert told in str(error.value) and not (tmp_path / "model.gguf").exists()
+
+
+_OLD = {key: value for key, value in YARN.items() if key != "original_max_position_embeddings"}
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ROTATIONS = {
+    "a gain of its own": {"rope_parameters": {**YARN, "attention_factor": 1.1}},
+    "a gain of two": {"rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 1.0}},
+    "positions beside it": {"rope_parameters": _OLD, "original_max_position_embeddings": 32},
+    "llama3 with positions beside it": {"rope_scaling": _LLAMA3, "original_max_position_embeddings": 32},
+    "two spellings": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_parameters": YARN},
+}
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_rotations_come_back_the_same(name: str, tmp_path: Path) -> None:
+    folder = _family("llama", tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    path = folder / "config.json"
+    config = {key: value for key, value in json.loads(path.read_text()).items() if key != "rope_parameters"}
+    path.write_text(json.dumps({**config, "rope_theta": 1e4, **ROTATIONS[name]}))
+    export(folder, tmp_path / "model.gguf", "f16")
+    made = [find_source(str(each)).config() for each in (folder, tmp_path / "model.gguf")]
+    (first, gain), (second, other) = (frequencies(rope_settings(each, 16), 128) for each in made)
+    assert gain == pytest.approx(other) and torch.allclose(first, second, rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["glm4", "nemotron"])
+def test_the_part_of_a_head_that_rotates_may_lie_beside_the_settings(family: str, tmp_path: Path) -> None:
+    folder = _family(family, tmp_path)
+    path = folder / "config.json"
+    config = {key: value for key, value in json.loads(path.read_text()).items() if key != "rope_parameters"}
+    path.write_text(json.dumps({**config, "partial_rotary_factor": 0.5}))
+    export(folder, tmp_path / "model.gguf", "f16")
+    assert open_gguf(tmp_path / "model.gguf").metadata[f"{family}.rope.dimension_count"] == 8
+
+
+def test_a_deep_model_enlarges_roundings(tmp_path: Path) -> None:
+    """Which is no other model."""
+    export(_family("llama", tmp_path, num_hidden_layers=40), tmp_path / "model.gguf", "f16")
 
 
 def test_norms_that_llama_cpp_would_not_read_are_refused(tmp_path: Path) -> None:
@@ -213,9 +252,9 @@ def _family(family: str, tmp_path: Path, **more: object) -> Path:
     from transformers import AutoConfig
 
     config: PretrainedConfig = AutoConfig.for_model(
-        family, hidden_size=64, intermediate_size=96, num_hidden_layers=4 if family in ("cohere2", "olmo3") else 2,
-        num_attention_heads=4, vocab_size=size, max_position_embeddings=512,
-        tie_word_embeddings=family.startswith(("gemma", "cohere")), **{**FAMILIES[family], **more},
+        family, hidden_size=64, intermediate_size=96, num_attention_heads=4, vocab_size=size,
+        max_position_embeddings=512, tie_word_embeddings=family.startswith(("gemma", "cohere")),
+        **{"num_hidden_layers": 4 if family in ("cohere2", "olmo3") else 2, **FAMILIES[family], **more},
     )  # fmt: skip
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
