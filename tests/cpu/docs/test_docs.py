@@ -27,10 +27,12 @@ from tokenmill.demo import demo_dir
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.models import registry
 from tokenmill.models.config_fields import FIELDS
+from tokenmill.models.multimodal import OUTERS
 from tokenmill.quant import detect
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.server.openai.schemas import ChatRequest
 from tokenmill.testing.tiny import make_tiny
+from tokenmill.text.messages.families import CALL_FORMATS, THINKING
 
 
 def names(document: str, **given: Any) -> dict[str, Any]:
@@ -221,6 +223,17 @@ def test_the_page_of_models_is_that_of_the_registry() -> None:
     assert (ROOT / "docs" / "models.md").read_text() == module.page(), "run python tools/models.py --write"
     told = re.findall(r"(\d+) architectures", (ROOT / "README.md").read_text())
     assert set(told) == {str(len(registry.architectures()))} and len(told) == 2
+
+
+def test_the_formats_of_messages_are_all_named() -> None:
+    page = (ROOT / "docs" / "structured.md").read_text()
+    calls, thoughts = page.split("`--tool-call-parser` names one:")[1], page.split("`--reasoning-parser`:")[1]
+    for kinds, text in ((CALL_FORMATS, calls.split("names\nfor them")[0]), (THINKING, thoughts.split("\n## ")[0])):
+        assert all(re.search(rf"\b{name}\b", text) for name in kinds), set(kinds)
+    told = re.search(r"(\d+) formats of tool calls and (\d+) of reasoning", (ROOT / "README.md").read_text())
+    assert told is not None and told.groups() == (str(len(CALL_FORMATS)), str(len(THINKING)))
+    seen = re.search(r"text parts of (\d+) that also see", (ROOT / "README.md").read_text())
+    assert seen is not None and int(seen[1]) == len(OUTERS), len(OUTERS)
 
 
 def test_the_page_of_hardware_is_that_of_the_matrix() -> None:
