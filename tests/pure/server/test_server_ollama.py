@@ -59,6 +59,8 @@ async def test_options_mean_what_they_say(start):
     assert (await served.post("/api/chat", body)).json()["message"]["content"] == "abc"
     raw = {"model": "fake", "prompt": "abc", "raw": True, "stream": False}
     assert (await served.post("/api/generate", raw)).json()["prompt_eval_count"] == 3
+    raw["prompt"] = "<|im_start|>user\nabc<|im_end|>\n"  # whoever leaves the template out writes its tokens
+    assert (await served.post("/api/generate", raw)).json()["prompt_eval_count"] == len("_user\nabc_\n")
 
 
 async def test_every_token_s_log_probability_is_in_a_stream(start):

@@ -72,8 +72,10 @@ def add_routes(app: FastAPI, context: Context) -> None:
             if body.suffix:
                 chat = await _fill(context, work, body, body.suffix)
             else:
-                plain = untouched(context) if body.raw or not has_template(context) else context
-                chat = await open_translated(plain, body.as_chat, work.job, work.base(), names=NAMES)
+                plain, read = context, None
+                if body.raw or not has_template(context):
+                    plain, read = untouched(context), partial(_as_it_is, context, body)
+                chat = await open_translated(plain, body.as_chat, work.job, work.base(), read, names=NAMES)
             answer = Answer(chat, body.model, generate=True)
             return work.lines(answer.lines()) if body.stream else json_answer(await answer.whole())
 
@@ -216,6 +218,13 @@ async def _fill(context: Context, work: Work, body: GenerateRequest, suffix: str
         lambda: context.text.fill((body.prompt, suffix)),
         names=NAMES,
     )
+
+
+async def _as_it_is(context: Context, body: GenerateRequest) -> tuple[str, list[int]]:
+    """The prompt behind the system message. Control tokens in it are tokens: whoever leaves out the template writes
+    them."""
+    text = (body.system or "") + body.prompt
+    return text, (await context.text.read(text, any_length=bool(body.truncate)))[1]
 
 
 def check_room(context: Context, options: Options | None) -> None:
