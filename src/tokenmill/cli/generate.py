@@ -65,8 +65,10 @@ def generate(
     live = not as_json and given.get("n", 1) == 1 and (sys.stdout.isatty() if stream is None else stream)
     llm, seconds = load_engine(keywords)
     tokenizer = llm.service.built.tokenizer
-    if live and sys.stderr.isatty() and tokenizer is not None and tokenizer.chat_template is not None:
-        typer.secho(f"(the text goes on; `tokenmill chat {config.model.model}` answers questions)", dim=True, err=True)
+    chats = tokenizer is not None and tokenizer.chat_template is not None
+    hint = f"`tokenmill chat {config.model.model}` answers questions"
+    if live and sys.stderr.isatty() and chats:
+        typer.secho(f"(the text goes on; {hint})", dim=True, err=True)
     try:
         output = asyncio.run(_generate_one(llm, text, given, live))
     finally:
@@ -75,6 +77,8 @@ def generate(
         print(json.dumps({"model": config.model.model, **report(output, seconds)}, ensure_ascii=False))
     elif not live:
         print("\n\n".join(out.text for out in output.outputs))
+    if not as_json and not any(out.text.strip() for out in output.outputs):
+        typer.secho(f"(the model ended its text at once{f'; {hint}' if chats else ''})", dim=True, err=True)
 
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:

@@ -51,6 +51,13 @@ def test_generate_prints_what_the_engine_says(tiny: str) -> None:
     assert run(*given, "--prompt", "-", typed="The mill").stdout == wanted.outputs[0].text + "\n"
 
 
+def test_a_text_that_ends_at_once_is_told(tiny: str) -> None:
+    first = greedy(tiny, "The mill", 1).outputs[0].text
+    found = run("generate", tiny, "--prompt", "The mill", "--temperature", "0", "--stop", first, *SMALL)
+    assert found.stdout == "\n" and "ended its text at once" in found.stderr
+    assert "ended its text" not in run("generate", tiny, "--prompt", "The mill", "--max-tokens", "3", *SMALL).stderr
+
+
 def test_generate_json(tiny: str, tmp_path: Path) -> None:
     wanted = greedy(tiny, "The mill", 12)
     file = tmp_path / "prompt.txt"
