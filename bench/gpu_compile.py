@@ -104,7 +104,7 @@ CASES = {
     "8b-kv-int4": Case(LLAMA, DENSE, {"kv_cache_dtype": "int4"}),
     "8b-deterministic": Case(LLAMA, DENSE, {"deterministic": True}),
     "8b-lora": Case(LLAMA, DENSE, {"enable_lora": True, "max_loras": 4}),
-    "8b-plain": Case(LLAMA, DENSE, {"disable": "fusion,cascade,dependent-launch,many-rows"}),
+    "8b-plain": Case(LLAMA, DENSE, {"disable": "fusion,cascade,dependent-launch,few-rows,many-rows"}),
     "30b-a3b": Case(MOE, EXPERTS, {"max_model_len": 8192}),
     "30b-a3b-one": Case(MOE, {"single": SINGLE}, {"max_model_len": 8192, "max_num_seqs": 2}),
     "30b-a3b-lora": Case(

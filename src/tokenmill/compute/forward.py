@@ -182,9 +182,10 @@ class Weight(Protocol):
         residual: Tensor | None = None,
         delta: Delta | None = None,
     ) -> Tensor:
-        """residual + act(norm(x) @ W.T + bias). The base class composes it; formats fuse what they can. delta: what
-        adapters do to the product before its activation."""
+        """residual + act(norm(x) @ W.T + bias); delta: what adapters do to the product before its activation."""
         ...
+
+    def open(self, x: Tensor, ctx: ForwardContext) -> Tensor | None: ...
 
     def concat(self, others: list[Any]) -> Weight:
         """[self; others] along out; formats may differ (the result may multiply in parts)."""
@@ -223,13 +224,8 @@ class Packed(Protocol):
         """Dense rows [n, K] in torch's type `dtype`."""
         ...
 
-    def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
-        """See Weight.pieces."""
-        ...
-
-    def bytes(self) -> int:
-        """The bytes that it takes."""
-        ...
+    def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None: ...
+    def bytes(self) -> int: ...
 
 
 class Again(Protocol):
@@ -314,6 +310,10 @@ class Kernels(RoundsLines, Protocol):
         float32."""
         ...
 
+    def open_product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+        """x @ weight.T + bias in parts [n, T, N] in float32, which `add` and `add_norm` add up; None: better whole."""
+        ...
+
     def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
         """weight [N, K] -> q [N, K] int8 and scales [N, ceil(K / group)] float16, rounded to nearest (8 or 4 bits).
         group: how many columns share a scale; 0: the number that the backend multiplies fastest."""
@@ -335,7 +335,7 @@ class Kernels(RoundsLines, Protocol):
         ...
 
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
-        """x + scale * within(y)."""
+        """x + scale * within(y); y may be what `open_product` made."""
         ...
 
     def add_norm(

@@ -1,15 +1,16 @@
-"""What stands between two norms of the residual stream, and the stream itself. Owns: when parts of ranks are added up.
+"""What stands between two norms of the residual stream, and the stream itself. Owns: when parts of sums are added up.
 
-Ranks that add up may leave the sum behind a block unmade: whoever reads the stream next says which norm it needs, and
-sum, residual and norm are one operation. The order is always the same: product, adapters' delta, sum over ranks, the
-block's own norm, residual, next norm. One rank alone, and the ranks of an exact group, have nothing to add up: there
-products take residuals and norms with them. Knows nothing of families.
+Ranks that add up, and backends that cut a product, may leave the sum behind a block unmade: whoever reads the stream
+next says which norm it needs, and sum, residual and norm are one operation. The order is always the same: product,
+adapters' delta, sum over ranks, the block's own norm, residual, next norm. Where nothing is left to add up, products
+take residuals and norms with them. Knows nothing of families.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -68,7 +69,8 @@ class Projected:
 
 @dataclass(slots=True)
 class Sum:
-    """residual + scale * after(the sum of all ranks' parts) [T, hidden], not computed yet."""
+    """residual + scale * after(the sum of all parts) [T, hidden], not computed yet. part: this rank's; of one rank
+    alone, the parts of its product [parts, T, hidden]."""
 
     part: Tensor
     residual: Tensor
@@ -78,6 +80,8 @@ class Sum:
 
     def whole(self, ctx: ForwardContext) -> Tensor:
         """The sum."""
+        if self.group.size == 1:
+            return ctx.kernels.add(self.residual, self.part, self.scale, within=self.after)
         if self.after is None and self.scale == 1.0:
             return self.group.all_reduce(self.part, self.residual)
         return ctx.kernels.add(self.residual, self.group.all_reduce(self.part), self.scale, within=self.after)
@@ -187,6 +191,14 @@ def through(
                 parts = (group.exchange(block.output.weight.matmul(rows, ctx)) for rows in inside)
                 return Pieces(list(zip(x.contiguous().chunk(count), parts, strict=True)), after, scale)
         return Sum(block.part(h, ctx, norm), x, group, after, scale)
+    if isinstance(block, Projected):
+        h = block.inside(h, ctx, norm)
+        unadded = block.output.open(h, ctx)
+        if unadded is not None:
+            return Sum(unadded, x, group, after, scale)
+        rest = partial(block.output, h, ctx)
+    else:
+        rest = partial(block, h, ctx, norm=norm)
     if after is None and scale == 1.0:
-        return block(h, ctx, norm=norm, residual=x)
-    return ctx.kernels.add(x, block(h, ctx, norm=norm), scale, within=after)
+        return rest(residual=x)
+    return ctx.kernels.add(x, rest(), scale, within=after)

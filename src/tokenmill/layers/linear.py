@@ -167,6 +167,10 @@ class RowLinear:
         mine = None if residual is None else local_columns(residual, self.group)
         return self.group.all_gather(self.weight.matmul(self.whole(x), ctx, residual=mine))
 
+    def open(self, x: Tensor, ctx: ForwardContext) -> Tensor | None:
+        """x @ W.T as parts of a sum that whoever reads it adds up; None: it is not made so, or ranks add up."""
+        return self.weight.open(x, ctx) if self.group.size == 1 else None
+
     def whole(self, x: Tensor) -> Tensor:
         """All columns of x, gathered if each rank has only some of them."""
         return x if x.shape[-1] == self.inputs else self.group.all_gather(x)

@@ -94,15 +94,28 @@ class LoraWeight(WeightBase):
     ) -> Tensor:
         """residual + act(norm(x) @ W.T + bias + what the row's adapter adds)."""
         rows, site = ctx.rows, self.site
-        if rows is None or rows.adapters is None or site is None or not (site.used or site.whole):
+        if not self._takes_part(ctx):
             done: Tensor = self.base.matmul(x, ctx, norm=norm, act=act, residual=residual)
             return done
+        assert rows is not None and rows.adapters is not None and site is not None
         if site.used:
             h = x if norm is None else ctx.kernels.norm(x, norm)
             low = ctx.kernels.adapt(h, site, rows.tokens, rows.adapters)
             delta = Delta(site, h, low, rows.tokens, rows.adapters)
         y: Tensor = self.base.matmul(x, ctx, norm=norm, act=act, residual=residual, delta=delta)
         return self._replaced(y, x, ctx, norm, act, residual) if site.whole else y
+
+    def open(self, x: Tensor, ctx: ForwardContext) -> Tensor | None:
+        """As the base, where no adapter takes part."""
+        if self._takes_part(ctx):
+            return None
+        found: Tensor | None = self.base.open(x, ctx)
+        return found
+
+    def _takes_part(self, ctx: ForwardContext) -> bool:
+        """May adapters change this product in this step?"""
+        rows, site = ctx.rows, self.site
+        return rows is not None and rows.adapters is not None and site is not None and bool(site.used or site.whole)
 
     def _replaced(
         self,

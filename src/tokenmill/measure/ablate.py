@@ -55,6 +55,7 @@ def switches(config: EngineConfig) -> list[Switch]:
         found.append(Switch("shared prefix read once", {"disable": "cascade"}))
         found.append(Switch("dependent launch", {"disable": "dependent-launch"}))
         found.append(Switch("short way from a call to its launch", {"disable": "quick-launch"}))
+        found.append(Switch("products of few rows whose parts stay unadded", {"disable": "few-rows"}))
         found.append(Switch("own products of many rows", {"disable": "many-rows"}))
         if config.parallel.tensor_parallel_size > 1:
             found.append(Switch("own sum of small tensors over devices", {"disable": "all-reduce"}))

@@ -94,6 +94,10 @@ class WeightBase:
             y = kernels.activate(y, act)
         return y if residual is None else kernels.add(residual, y)
 
+    def open(self, x: Tensor, ctx: ForwardContext) -> Tensor | None:
+        """x @ W.T + bias as parts of a sum (`Kernels.open_product`); None: it is not made so."""
+        return None
+
     def concat(self, others: list[Weight]) -> Weight:
         """[self; others] along out. Weights of one format become one weight; others are multiplied part by part."""
         if not others:

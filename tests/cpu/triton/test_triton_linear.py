@@ -127,6 +127,27 @@ def test_a_sum_and_its_norm_are_one_launch(within, scale):
         assert torch.equal(kernels.norm(found[0], norm), found[1]), "the same bytes as by themselves"
 
 
+@pytest.mark.parametrize(("within", "scale"), [(None, 1.0), (None, 0.5), ("rms", 1.0)])
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_parts_of_a_sum_are_added_up_before_they_are_rounded(parts, within, scale):
+    kernels, x = TritonKernels(), torch.randn(5, 70).bfloat16()
+    y = torch.randn(parts, 5, 70)
+    norm = NormSpec(torch.randn(70), 1e-5, "rms", torch.randn(70), offset=1.0)
+    inner = None if within is None else NormSpec(torch.randn(70), 1e-6, within, offset=0.5)
+    total, normed = kernels.add_norm(x, y, norm, scale, within=inner)
+    exact = y.double().sum(0)
+    if within is None and scale == 1.0:
+        assert torch.equal(total, (x.double() + exact).bfloat16()), "rounded once, as in a product with a residual"
+    for found, wanted in zip(
+        (total, normed), REFERENCE.add_norm(x, exact.bfloat16(), norm, scale, within=inner), strict=True
+    ):
+        assert relative(found.double(), wanted.double()) < 1e-2
+    assert torch.equal(kernels.add(x, y, scale, within=inner), total)
+    assert kernels.counters()["add_norm"] == {"calls": 1, "fallbacks": 0}
+    for found, wanted in zip(REFERENCE.add_norm(x, y, norm, scale, within=inner), (total, normed), strict=True):
+        assert relative(found.double(), wanted.double()) < 1e-2, "plain torch takes parts, too"
+
+
 @pytest.mark.parametrize("act", ["silu", "gelu", "gelu_tanh", "relu2", "silu_mul", "gelu_tanh_mul", "oai_swiglu"])
 def test_activations(act):
     x = torch.linspace(-30, 30, 400).view(4, 100)

@@ -76,3 +76,50 @@ def test_the_nearest_way_of_an_operation_is_looked_up_once(
         way = backend.ways.of(torch.randn(rows, 64, dtype=torch.float16), weight, None, None, None, fused=False)
         assert near is None or way == near
     assert asked == [1, 2]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("parts", [False, True])
+def test_streams_fill_the_device_and_fit(monkeypatch: pytest.MonkeyPatch, parts: bool, gated: bool) -> None:
+    monkeypatch.setattr(ways_by_shape, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(ways_by_shape, "shared_memory", lambda: 227 << 10)
+    taken = 0
+    for width in (64, 512, 896, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8192, 14336, 29568, 152064):
+        for inner in (64, 896, 2048, 4096, 14336, 29568):
+            for rows in (2, 16, 17, 64):
+                cut = ways_by_shape.stream_cut(rows, width, inner, gated=gated, parts=parts and not gated)
+                if cut is None:
+                    continue
+                taken += 1
+                block_n, height, split, stages = cut
+                pieces, halves = -(-width // height) * split, 1 + gated
+                assert pieces >= 40 and (split == 1 or pieces <= 132)
+                assert height % 16 == 0 and height * halves <= block_n <= max(64, 2 * height * halves - 1)
+                assert (split > 1) == (parts and not gated) and inner // split > 3 * 64 * (split > 1)
+                ring = stages * 2 * 64 * (block_n + max(16, pow2(rows)))
+                assert stages >= 3 and ring + block_n * max(16, pow2(rows)) < 227 << 10
+    assert taken > 100
+
+
+MEASURED = {  # output columns, columns, gated, parts: the fastest tiles of those that were measured on an H200, 32 rows
+    (6144, 4096, False, False): (64, 64, 1, 12), (4096, 4096, False, True): (128, 128, 4, 8),
+    (14336, 4096, True, False): (128, 64, 1, 8), (4096, 14336, False, True): (128, 128, 4, 8),
+    (18944, 3584, True, False): (128, 48, 1, 11), (3584, 18944, False, True): (128, 112, 4, 10),
+    (8192, 2048, True, False): (128, 64, 1, 8), (3072, 2048, False, False): (64, 64, 1, 12),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("product", MEASURED, ids=str)
+def test_streams_are_cut_as_was_fastest(monkeypatch: pytest.MonkeyPatch, product: tuple[int, int, bool, bool]) -> None:
+    monkeypatch.setattr(ways_by_shape, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(ways_by_shape, "shared_memory", lambda: 227 << 10)
+    width, inner, gated, parts = product
+    assert ways_by_shape.stream_cut(32, width, inner, gated=gated, parts=parts) == MEASURED[product]
+
+
+def test_few_long_pieces_are_left_to_programs_that_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of an 8B's last matrix of a layer, whose sum goes over ranks: 64 programs would copy for 25 us."""
+    monkeypatch.setattr(ways_by_shape, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(ways_by_shape, "shared_memory", lambda: 227 << 10)
+    assert ways_by_shape.stream_cut(32, 4096, 7168) is None
+    assert ways_by_shape.stream_cut(32, 512, 4096) is None

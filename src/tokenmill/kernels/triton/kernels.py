@@ -54,8 +54,8 @@ class TritonKernels(ProductKernels):
 
     device: becomes the current one. steady: a row's bytes depend neither on the rows beside it nor on how its prompt
     was cut (weights of 16 and 32 bits; latent attention's products per head excepted). without: "fusion", "cascade"
-    (reading a shared prefix once), "dependent-launch", "quick-launch" (quick.py), "many-rows" (wide.py). cache: the
-    folder that keeps ways which were found here. pruned: see make_kernels.
+    (reading a shared prefix once), "dependent-launch", "quick-launch" (quick.py), "many-rows" (wide.py), "few-rows"
+    (stream.py). cache: the folder that keeps ways which were found here. pruned: see make_kernels.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class TritonKernels(ProductKernels):
 
     @else_reference
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
-        """x + scale * within(y); without a norm it is torch's."""
-        if within is None or not (self.launch.fuses and pointwise.can_add(x, y)):
+        """x + scale * within(y); without a norm it is torch's, but for parts of a sum."""
+        if (within is None and y.ndim == 2) or not (self.launch.fuses and pointwise.can_add(x, y)):
             return super().add(x, y, scale, within=within)
         self.count("add")
         return pointwise.add(x, y, scale, within, None, pdl=self.launch.pdl)[0]

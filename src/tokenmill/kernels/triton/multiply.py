@@ -25,7 +25,7 @@ from tokenmill.kernels.triton.products.gemv import gemv
 from tokenmill.kernels.triton.products.search import Report
 from tokenmill.kernels.triton.products.steady import steady
 from tokenmill.kernels.triton.products.thin import can_adapt, thin
-from tokenmill.kernels.triton.products.ways_by_shape import FEW, Way
+from tokenmill.kernels.triton.products.ways_by_shape import FEW, Way, stream_cut
 from tokenmill.kernels.triton.pruned.expand import with_zeros
 from tokenmill.kernels.triton.pruned.layout import PrunedMatrix
 from tokenmill.kernels.triton.pruned.product import norms_inside as pruned_norms
@@ -50,7 +50,8 @@ class ProductKernels(ReferenceKernels):
         self.launch = launch_here(self.count, without, steady=steady, narrow_ways=measured_narrow)
         self.unfit: set[Kind] = set()
         self.prunes = pruned == "packed" and not steady
-        self.ways = Ways(self.launch, None if steady else cache, many_rows="many-rows" not in without)
+        self.ways = Ways(self.launch, None if steady else cache, many_rows="many-rows" not in without,
+                         few_rows="few-rows" not in without)  # fmt: skip
 
     def product(
         self,
@@ -87,6 +88,23 @@ class ProductKernels(ReferenceKernels):
             every = torch.arange(weight.shape[0], device=x.device)
             weight, bias = weight.rows(every, x.dtype), weight.bias
         return self._library(x, weight, bias, act, residual)
+
+    def open_product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+        """x @ weight.T + bias in parts of the sum; None: it is not made so."""
+        if self.launch.steady or not self.launch.fuses or not self.ways.streams(x, weight):
+            return None
+        cut = stream_cut(x.shape[0], *weight.shape, parts=True)
+        if cut is None:
+            return None
+        from tokenmill.kernels.triton.products.stream import stream  # the interpreter cannot load it
+
+        pdl = self.launch.pdl
+        found = self._if_it_fits(
+            "open_product", (x, *weight.shape), lambda: stream(x, weight, bias, None, None, pdl=pdl, cut=cut)
+        )
+        if found is not None:
+            self.count("linear")
+        return found
 
     def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor | None:
         """down @ x of each token's adapter, in parts of the sum: [parts, T, lanes]; None for few tokens."""
@@ -138,7 +156,7 @@ class ProductKernels(ReferenceKernels):
         x, site = delta.inputs, delta.site
         if delta.low is not None or not isinstance(weight, Tensor) or not self.launch.fuses:
             return None
-        way = self.ways.of(x, weight, bias, norm, act, fused=True, least=2)
+        way = self.ways.of(x, weight, bias, norm, act, fused=True, adapted=True)
         if way[0] != "thin" or not can_adapt(site, act, int(way[1])):
             return None
         x, residual = x.contiguous(), None if residual is None else residual.contiguous()
@@ -190,6 +208,10 @@ class ProductKernels(ReferenceKernels):
             x = x.contiguous()
         if residual is not None and not residual.is_contiguous():
             residual = residual.contiguous()
+        if way[0] == "stream":
+            from tokenmill.kernels.triton.products.stream import stream  # the interpreter cannot load it
+
+            return stream(x, weight, bias, act, residual, pdl=self.launch.pdl, cut=way[1:])  # type: ignore[arg-type]
         if way[0] == "gemv":
             return gemv(x, weight, bias, norm, act, residual, pdl=self.launch.pdl, config=way[1:])
         return thin(

@@ -85,7 +85,7 @@ def add_sum(
     residual, total, scale, weight_ptr, bias_ptr, d, real, D, eps,
     KIND: tl.constexpr, BIAS: tl.constexpr, OFFSET: tl.constexpr, PLAIN: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """residual + scale * norm(total), of ranks' parts in float32. PLAIN: neither norm nor scale, so it is rounded once;
+    """residual + scale * norm(total), of parts in float32. PLAIN: neither norm nor scale, so it is rounded once;
     else the sum is rounded before."""
     if PLAIN:
         y = (total + residual).to(TYPE)
@@ -100,21 +100,31 @@ def _add_kernel(
     x_ptr, y_ptr, out_ptr, normed_ptr, D, x_stride, y_stride, scale,
     within_ptr, within_bias_ptr, within_eps, norm_ptr, norm_bias_ptr, norm_eps,
     WITHIN: tl.constexpr, WITHIN_BIAS: tl.constexpr, WITHIN_OFFSET: tl.constexpr,
-    NORM: tl.constexpr, NORM_BIAS: tl.constexpr, NORM_OFFSET: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, NORM_BIAS: tl.constexpr, NORM_OFFSET: tl.constexpr, PARTS: tl.constexpr, PLAIN: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """PARTS: y is a sum that lies in so many parts; 0: it is whole."""
     begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     real = d < D
+    if NORM != "none":
+        g = tl.load(norm_ptr + d, mask=real, other=0.0).to(tl.float32) + NORM_OFFSET
     wait(PDL)
     x = tl.load(x_ptr + row * x_stride + d, mask=real, other=0.0).to(tl.float32)
     y = tl.load(y_ptr + row * y_stride + d, mask=real, other=0.0).to(tl.float32)
-    total = add_row(x, y, scale, within_ptr, within_bias_ptr, d, real, D, within_eps,
-                    WITHIN, WITHIN_BIAS, WITHIN_OFFSET, out_ptr.dtype.element_ty)  # fmt: skip
+    for part in tl.static_range(1, PARTS):
+        at = y_ptr + (part * tl.num_programs(0) + row) * y_stride
+        y += tl.load(at + d, mask=real, other=0.0)
+    if PARTS > 0:
+        total = add_sum(x, y, scale, within_ptr, within_bias_ptr, d, real, D, within_eps,
+                        WITHIN, WITHIN_BIAS, WITHIN_OFFSET, PLAIN, out_ptr.dtype.element_ty)  # fmt: skip
+    else:
+        total = add_row(x, y, scale, within_ptr, within_bias_ptr, d, real, D, within_eps,
+                        WITHIN, WITHIN_BIAS, WITHIN_OFFSET, out_ptr.dtype.element_ty)  # fmt: skip
     tl.store(out_ptr + row * D + d, total, mask=real)
     if NORM != "none":
-        y = norm_stored(total.to(tl.float32), norm_ptr, norm_bias_ptr, d, real, D, norm_eps,
-                        NORM, NORM_BIAS, NORM_OFFSET)  # fmt: skip
+        y = norm_row(total.to(tl.float32), g, norm_bias_ptr, d, real, D, norm_eps, NORM == "layer", NORM_BIAS)
         tl.store(normed_ptr + row * D + d, y.to(normed_ptr.dtype.element_ty), mask=real)
 
 
@@ -130,23 +140,25 @@ def stored_norm(spec: NormSpec | None, name: str) -> dict[str, Any]:
 
 
 def can_add(x: Tensor, y: Tensor) -> bool:
-    """Are these rows that programs add?"""
-    same = x.ndim == 2 and x.shape == y.shape and x.dtype == y.dtype
+    """Are these rows that programs add? y may be a sum in parts."""
+    same = x.ndim == 2 and x.shape == y.shape[-2:] and y.dtype == (x.dtype if y.ndim == 2 else torch.float32)
     return same and x.numel() > 0 and x.shape[1] <= WIDEST
 
 
 def add(
     x: Tensor, y: Tensor, scale: float, within: NormSpec | None, norm: NormSpec | None, *, pdl: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """x + scale * within(y) [T, D], and its norm, if there is one."""
+    """x + scale * within(y) [T, D], and its norm, if there is one; y [T, D], or a sum in parts [parts, T, D]."""
     rows, width = x.shape
-    x, y = (part if part.stride(1) == 1 else part.contiguous() for part in (x, y))
+    x = x if x.stride(1) == 1 else x.contiguous()
+    y = y if y.ndim == 2 and y.stride(1) == 1 else y.contiguous()
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     normed = None if norm is None else torch.empty_like(out)
     block = pow2(width)
     _add_kernel[(rows,)](
-        x, y, out, normed, width, x.stride(0), y.stride(0), float(scale),
+        x, y, out, normed, width, x.stride(0), y.stride(-2), float(scale),
         **stored_norm(within, "within"), **stored_norm(norm, "norm"),
+        PARTS=0 if y.ndim == 2 else y.shape[0], PLAIN=within is None and scale == 1.0,
         BLOCK=block, PDL=pdl, num_warps=max(1, min(16, block // 512)), launch_pdl=pdl,
     )  # fmt: skip
     return out, normed

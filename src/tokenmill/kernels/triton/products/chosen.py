@@ -26,10 +26,12 @@ from tokenmill.kernels.triton.products.ways_by_shape import (
     Way,
     default_way,
     is_way,
+    may_stream,
     measured_ways,
     nearest_way,
     operation,
     samples,
+    stream_cut,
     wide_way,
 )
 
@@ -37,11 +39,12 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Ways:
-    """Ways of one device. cache: the folder that keeps those which were found here."""
+    """Ways of one device. cache: the folder that keeps those which were found here. many_rows, few_rows: are there the
+    kernels for Hopper alone, wide.py and stream.py?"""
 
-    def __init__(self, launch: Launch, cache: Path | None, *, many_rows: bool) -> None:
+    def __init__(self, launch: Launch, cache: Path | None, *, many_rows: bool, few_rows: bool) -> None:
         real = not INTERPRETED
-        self.launch, self.many_rows = launch, many_rows
+        self.launch, self.many_rows, self.few_rows = launch, many_rows, few_rows
         self.table: dict[str, Way] = measured_ways(torch.cuda.get_device_name()) if real else {}
         self.known = dict(self.table)
         self.found: WayFile | None = None
@@ -58,10 +61,10 @@ class Ways:
 
     def of(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: NormSpec | None, act: Act | None, *, fused: bool,
-        least: int = 1,
+        adapted: bool = False,
     ) -> Way:  # fmt: skip
-        """How a product of these is made; least: as if of so many rows at least."""
-        rows, (out, inner) = max(x.shape[0], least), weight.shape
+        """How a product of these is made; adapted: with adapters in its launch, as if there were two rows at least."""
+        rows, (out, inner) = max(x.shape[0], 1 + adapted), weight.shape
         if not x.shape[0] or x.dtype != weight.dtype or x.dtype not in FLOATS or not weight.is_contiguous():
             return ("blas",)
         gated = act_parts(act)[1]
@@ -73,6 +76,10 @@ class Ways:
             if not own or out % 16 or inner % 8 or weight.data_ptr() % 16:
                 return ("blas",)
             return found if rows <= 512 and found else wide_way(rows, out, multiprocessors(), fused=fused)
+        if not adapted and self.streams(x, weight):
+            cut = stream_cut(rows, out // 2 if gated else out, inner, gated=gated)
+            if cut is not None:
+                return "stream", *cut
         if not found and x.dtype != torch.float32:  # tiles were measured in 16 bits: wider ones may not fit
             if name not in self.near:
                 self.near[name] = nearest_way(self.measured, rows, (out, inner), gated=gated, normed=norm is not None)
@@ -83,6 +90,10 @@ class Ways:
             added = fused and act is None
             self.asked[name] = Asked(rows, (out, inner), act, gated, norm is not None, added, x.dtype, way)
         return way
+
+    def streams(self, x: Tensor, weight: Tensor) -> bool:
+        """May stream.py multiply these?"""
+        return self.few_rows and self.launch.hopper and may_stream(x, weight)
 
     def search(self, forced: Callable[..., Tensor], seconds: float) -> Report:
         """Look for faster ways of the products that were made so far; forced: makes one in some way."""

@@ -6,6 +6,7 @@ what `bench/gpu_ways.py` timed, and prints what that rule loses against each sha
 rows it is meant for, the weight's shape, and what is fused. A way is one of
     ["gemv", BN, BK, warps]                                        one row
     ["thin", BN, BK, split, stages, warps, prefetch, norm inside]  up to 64 rows; norm inside: 0 norms beforehand
+    ["stream", BN, height, split, stages]                          2 to 64 rows, on Hopper: by a rule, never measured
     ["wide"]                                                       more than 64 rows, on Hopper
     ["blas"]                                                       cuBLAS, with what is fused around it in own launches
 """
@@ -17,9 +18,23 @@ import math
 import pathlib
 from dataclasses import dataclass
 
-from tokenmill.kernels.triton.common import INTERPRETED, pow2
+import torch
+from torch import Tensor
+
+from tokenmill.kernels.triton.common import INTERPRETED, multiprocessors, pow2, shared_memory
 
 Way = tuple[str | int, ...]
+Cut = tuple[int, int, int, int]
+"""How stream.py cuts a product: BN (both halves of a gated weight), output columns of a piece, parts of K, stages."""
+STREAM_COLUMNS, STREAM_BOX = 64, 16
+"""Columns of one of its steps (lines of 128 bytes), and rows of the weight that are copied at once, at least."""
+_LEAST_PIECES, _LEAST_STEPS, _MOST_PARTS = 40, 4, 4
+"""Whoever adds parts up reads them while the next product's weights come: more than four cost more than they gain."""
+_UNDER_WAY = 128 << 10
+"""Bytes of the weight that a program asks for ahead."""
+_LINE, _MEMORY, _MEETING = 2.3e-9, 4.4e12, 5e-6
+"""Seconds a line takes a multiprocessor's copy engine, bytes a second of memory, and seconds that programs which add up
+what they share are there longer (measured on an H200)."""
 RUNGS = (1, 16, 32, 64, 128, 256, 384, 512)
 """Rows for which measured ways differ."""
 FAR = 4.0
@@ -116,6 +131,39 @@ def default_way(rows: int, width: int, inner: int, *, gated: bool, small: bool =
     if small:
         return "thin", 64, 64, split, 3, 4, 2, 0
     return "thin", 64, 128, split, 4 if not gated else 3, 4, 2, 0
+
+
+def may_stream(x: Tensor, weight: Tensor) -> bool:
+    """Does Hopper's copy engine take both for stream.py? (Of rows that are no whole lines, a copy is made.)"""
+    typed = x.dtype == weight.dtype and x.dtype in (torch.bfloat16, torch.float16)
+    lines = weight.is_contiguous() and weight.shape[1] % 8 == 0 and weight.data_ptr() % 16 == 0
+    return typed and lines and x.ndim == 2 and 1 < x.shape[0] <= FEW
+
+
+def stream_cut(rows: int, width: int, inner: int, *, gated: bool = False, parts: bool = False) -> Cut | None:
+    """The tiles of a product with so many columns of output; parts: K may be cut, and sums stay in parts. None: another
+    kernel, whose programs add up what they share, is faster.
+
+    What a program copies are lines, those of the weight and, again for each piece, those of the rows; the busiest one
+    says how long all takes. So pieces are high, and all programs have as many."""
+    programs, block_m, halves = multiprocessors(), max(16, pow2(rows)), 1 + gated
+    least, most = (16, 64) if gated else (64, 128)
+    found: list[tuple[int, int, int, int]] = []
+    for split in range(2, _MOST_PARTS + 1) if parts else (1,):
+        steps = -(-inner // (STREAM_COLUMNS * split))
+        for height in range(least, most + 1, STREAM_BOX):
+            pieces = -(-width // height) * split
+            rounds = -(-pieces // programs)
+            if pieces >= _LEAST_PIECES and (split == 1 or (steps >= _LEAST_STEPS and rounds == 1)):
+                found.append((rounds * steps * (height * halves + block_m), -height, rounds, split))
+    lines, less, _, split = min(found, default=(0, 0, 0, 0))
+    if not found or lines * _LINE > halves * width * inner * 2 / _MEMORY + _MEETING:
+        return None
+    height, block_n = -less, max(64, pow2(-less * halves))
+    apart = gated and block_n < 128  # gates and their partners are in different threads
+    passing = (block_n if gated and not apart else 4 * block_n) * block_m + 1024  # through shared memory, to be written
+    stages = (shared_memory() - passing) // (2 * STREAM_COLUMNS * (block_n + block_m))
+    return block_n, height, split, min(stages, -(-_UNDER_WAY // (2 * STREAM_COLUMNS * height * halves)), 12)
 
 
 def wide_way(rows: int, out: int, programs: int, *, fused: bool) -> Way:

@@ -1,0 +1,216 @@
+"""Few rows (2 to 64) times a matrix on Hopper. Owns: the kernel that reads a weight through the copy engine.
+
+One warp copies: it keeps a ring of tiles of the weight and of the rows full, from one piece to the next, and asks for
+the first tiles of the weight before it waits for the launch before it. The others multiply what lies there. No program
+waits for another: what parts of K there are stay unadded, and the operation behind the product, which reads every
+number anyway, adds them. (A program that adds up what others made is there 3 to 6 us longer than these, and so long
+the next product cannot ask for its weight.) Must not know: layers. Not for the interpreter.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from tokenmill.kernels.triton.common import act_parts, begin, gated_act, multiprocessors, plain_act, pow2, wait
+from tokenmill.kernels.triton.products.ways_by_shape import STREAM_COLUMNS, Cut
+
+BK = STREAM_COLUMNS
+_REGISTERS = 128
+
+
+@gluon.jit
+def _first_of(program, pieces):
+    """The first piece of a program; of the one behind the last: how many there are."""
+    return (pieces.to(gl.int64) * program // gl.num_programs(0)).to(gl.int32)
+
+
+@gluon.jit
+def _ask_weight(
+    w_desc, bar, tile, n, column, N, BN: gl.constexpr, HEIGHT: gl.constexpr, GATED: gl.constexpr
+):  # fmt: skip
+    """Copy a step's tile of the weight, of a gated one two halves, box by box. (What a tile has beyond its height stays
+    what it was, and nobody reads its sums.)"""
+    BOX: gl.constexpr = w_desc.block_type.shape[0]
+    for at in gl.static_range(0, HEIGHT, BOX):
+        tma.async_copy_global_to_shared(w_desc, [n + at, column], bar, tile.slice(at, BOX, 0))
+        if GATED:
+            tma.async_copy_global_to_shared(w_desc, [N + n + at, column], bar, tile.slice(BN // 2 + at, BOX, 0))
+
+
+@gluon.jit
+def _copy(
+    x_desc, w_desc, x_ring, w_ring, full, free, N, pieces, steps,
+    BN: gl.constexpr, HEIGHT: gl.constexpr, GATED: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr,
+    BYTES: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """The copying warp. BYTES: all that comes for a step."""
+    first = _first_of(gl.program_id(0), pieces)
+    count = (_first_of(gl.program_id(0) + 1, pieces) - first) * steps
+    for i in gl.static_range(STAGES):
+        if i < count:
+            piece = first + i // steps
+            column = (piece % SPLIT * steps + i % steps) * 64
+            mbarrier.expect(full.index(i), BYTES)
+            _ask_weight(w_desc, full.index(i), w_ring.index(i), piece // SPLIT * HEIGHT, column, N, BN, HEIGHT, GATED)
+    wait(PDL)
+    for i in gl.static_range(STAGES):
+        if i < count:
+            column = ((first + i // steps) % SPLIT * steps + i % steps) * 64
+            tma.async_copy_global_to_shared(x_desc, [0, column], full.index(i), x_ring.index(i))
+    for i in range(STAGES, count):
+        stage = i % STAGES
+        piece = first + i // steps
+        column = (piece % SPLIT * steps + i % steps) * 64
+        mbarrier.wait(free.index(stage), (i // STAGES + 1) & 1)
+        mbarrier.expect(full.index(stage), BYTES)
+        _ask_weight(
+            w_desc, full.index(stage), w_ring.index(stage), piece // SPLIT * HEIGHT, column, N, BN, HEIGHT, GATED
+        )
+        tma.async_copy_global_to_shared(x_desc, [0, column], full.index(stage), x_ring.index(stage))
+
+
+@gluon.constexpr_function
+def _sums_layout(width, warps):
+    """How the multiplying warps hold sums [rows of the weight, width]."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, width, 16])
+
+
+@gluon.jit
+def _sum_steps(
+    x_ring, w_ring, full, free, done, count,
+    BM: gl.constexpr, BN: gl.constexpr, SUMS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Sums [BN, BM] over the next steps of the ring; done: how many came before."""
+    acc = gl.zeros([BN, BM], gl.float32, SUMS)
+    for step in range(done, done + count):
+        stage = step % STAGES
+        mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+        acc = warpgroup_mma(w_ring.index(stage), x_ring.index(stage).permute((1, 0)), acc, is_async=True)
+        acc = warpgroup_mma_wait(1, deps=[acc])
+        mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), count=1, pred=step > done)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(free.index((done + count - 1) % STAGES), count=1)
+    return acc
+
+
+@gluon.jit
+def _write(
+    acc, bias_ptr, residual_ptr, out_ptr, n, part, M, N,
+    BM: gl.constexpr, BN: gl.constexpr, HEIGHT: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
+    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, SUMS: gl.constexpr,
+):  # fmt: skip
+    """A tile's results from its sums [BN, BM]; n: its first column of the output. part: of K, of which the first one
+    has the bias."""
+    WIDTH: gl.constexpr = BN // 2 if GATED else BN
+    MADE: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, gl.num_warps()], [0, 1])
+    if BIAS:
+        own = gl.arange(0, BN, layout=gl.SliceLayout(1, SUMS))
+        own = gl.minimum(n + own % WIDTH, N - 1) + own // WIDTH * N
+        bias = gl.load(bias_ptr + own).to(gl.float32)
+        acc += gl.where(part == 0, bias, 0.0)[:, None]
+    if GATED:
+        both = acc.reshape([2, WIDTH, BM])
+        if BN < 128:  # else a thread has both numbers
+            BOTH: gl.constexpr = gl.BlockedLayout([2, 4, 1], [1, 8, 4], [1, 1, gl.num_warps()], [1, 0, 2])
+            both = gl.convert_layout(both, BOTH)
+        gate, up = both.permute(1, 2, 0).split()
+        y = gated_act(gate, up, ACT)
+    else:
+        y = plain_act(acc, ACT)
+    if not RESIDUAL:
+        y = y.to(out_ptr.dtype.element_ty)  # half as much to move
+    y = gl.convert_layout(y, MADE)
+    column = n + gl.arange(0, WIDTH, layout=gl.SliceLayout(1, MADE))
+    line = gl.arange(0, BM, layout=gl.SliceLayout(0, MADE))
+    place = line.to(gl.int64)[None, :] * N + column[:, None]
+    keep = (column < gl.minimum(n + HEIGHT, N))[:, None] & (line < M)[None, :]
+    if RESIDUAL:
+        y += gl.load(residual_ptr + place, mask=keep, other=0.0).to(gl.float32)
+    gl.store(out_ptr + place, y.to(out_ptr.dtype.element_ty), mask=keep)
+
+
+@gluon.jit
+def _multiply(
+    x_ring, w_ring, full, free, bias_ptr, residual_ptr, out_ptr, M, N, pieces, steps,
+    BM: gl.constexpr, BN: gl.constexpr, HEIGHT: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
+    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """The multiplying warps: one piece after the other."""
+    SUMS: gl.constexpr = _sums_layout(BM, gl.num_warps())
+    first = _first_of(gl.program_id(0), pieces)
+    wait(PDL)
+    for piece in range(first, _first_of(gl.program_id(0) + 1, pieces)):
+        acc = _sum_steps(x_ring, w_ring, full, free, (piece - first) * steps, steps, BM, BN, SUMS, STAGES)
+        part = piece % SPLIT
+        _write(acc, bias_ptr, residual_ptr, out_ptr + part.to(gl.int64) * M * N, piece // SPLIT * HEIGHT, part, M, N,
+               BM, BN, HEIGHT, ACT, GATED, BIAS, RESIDUAL, SUMS)  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["M", "pieces", "steps"])
+def _stream_kernel(
+    x_desc, w_desc, bias_ptr, residual_ptr, out_ptr, M, N, pieces, steps,
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, HEIGHT: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
+    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BN, BK], w_desc.layout)
+    x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BM, BK], x_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(free.index(i), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_multiply, (x_ring, w_ring, full, free, bias_ptr, residual_ptr, out_ptr, M, N, pieces, steps,
+                         BM, BN, HEIGHT, ACT, GATED, BIAS, RESIDUAL, SPLIT, STAGES, PDL)),
+            (_copy, (x_desc, w_desc, x_ring, w_ring, full, free, N, pieces, steps,
+                     BN, HEIGHT, GATED, SPLIT, STAGES, 2 * BK * (BM + (2 * HEIGHT if GATED else HEIGHT)), PDL)),
+        ],
+        [1],
+        [24],
+    )  # fmt: skip
+
+
+def stream(
+    x: Tensor, weight: Tensor, bias: Tensor | None, act: str | None, residual: Tensor | None, *, pdl: bool, cut: Cut
+) -> Tensor:
+    """x [M <= 64, K], weight [N, K] (`may_stream`) -> residual + act(x @ weight.T + bias) [M, N]; cut in parts, these
+    in float32 [parts, M, N], without a residual."""
+    rows, inner = x.shape
+    kind, gated = act_parts(act)
+    width = weight.shape[0] // 2 if gated else weight.shape[0]
+    block_n, height, split, stages = cut
+    assert split == 1 or (act is None and residual is None)
+    if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
+        x = x.contiguous()
+    block_m, box = max(16, pow2(rows)), min(64, height & -height)
+    pieces = -(-width // height) * split
+    shape, dtype = ((rows, width), x.dtype) if split == 1 else ((split, rows, width), torch.float32)
+    out = torch.empty(shape, dtype=dtype, device=x.device)
+    _stream_kernel[(min(pieces, multiprocessors()),)](
+        _described(x, block_m), _described(weight, box), bias, residual, out, rows, width, pieces,
+        -(-inner // (BK * split)), BM=block_m, BN=block_n, BK=BK, HEIGHT=height, ACT=kind, GATED=gated,
+        BIAS=bias is not None, RESIDUAL=residual is not None, SPLIT=split, STAGES=stages, PDL=pdl, num_warps=4,
+        maxnreg=_REGISTERS, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+def _described(matrix: Tensor, rows: int) -> TensorDescriptor:
+    """What the copying warp reads, in tiles of so many rows."""
+    return TensorDescriptor.from_tensor(
+        matrix, [rows, BK], gl.NVMMASharedLayout.get_default_for([rows, BK], gl.bfloat16)
+    )
