@@ -6,6 +6,7 @@ Must not know: how tokens are made, any client's API.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,6 +16,7 @@ from starlette.responses import Response
 import tokenmill
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, error_bytes
+from tokenmill.server.inputs.headers import QUERIES
 from tokenmill.server.rights import models_of
 from tokenmill.server.routing import Api, PlainRoute, get, json_answer
 from tokenmill.server.switch.listing import trouble_of_all
@@ -72,18 +74,30 @@ def openapi(app: FastAPI) -> dict[str, Any]:
     """The document, with the schemas' definitions in one place and the answers for errors."""
     routes = [route.described() for route in app.routes if isinstance(route, PlainRoute)]
     document = get_openapi(title=app.title, version=app.version, routes=routes)
+    about_model = {route.path_format for route in routes if getattr(route.endpoint, "about_model", False)}
     shared = document.setdefault("components", {}).setdefault("schemas", {})
     for name, path in document["paths"].items():
         for operation in path.values():
+            operation["parameters"] = _parameters(name, "requestBody" not in operation, about_model)
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
             for part, definition in body.pop("$defs", {}).items():
                 assert shared.setdefault(part, definition) == definition, f"two different schemas are called {part}"
             answers = operation.setdefault("responses", {})
             answers.pop("422", None)
             for code, text in ERRORS.items():
-                if "requestBody" in operation or code in ("401", "403", "503") or ("{" in name and code == "404"):
+                asked = "requestBody" in operation or operation["parameters"]
+                if (asked and code != "501") or code in ("401", "403", "503") or name in _CHANGES:
                     answers[code] = {"description": text, "content": {"application/json": {"schema": _ERROR}}}
     return document
+
+
+def _parameters(name: str, bare: bool, about_model: Container[str]) -> list[dict[str, Any]]:
+    """The parameters in an address. `bare`: no body comes with them."""
+    inner = re.findall(r"\{(\w+)\}", name)
+    asked = {*(QUERIES.get(name, ()) if bare else ()), *(("model",) if name in about_model else ())}
+    found = [{"name": each, "in": "path", "required": True} for each in inner]
+    found += [{"name": each, "in": "query", "required": False} for each in sorted(asked.difference(inner))]
+    return [{**each, "schema": {"type": "string"}} for each in found]
 
 
 def _series_of(text: bytes, models: frozenset[str]) -> bytes:
@@ -102,9 +116,12 @@ ERRORS = {
     "408": "The body did not arrive in time, or the deadline has passed.",
     "415": "The body is not JSON.",
     "429": "Over this key's rate or share; see Retry-After.",
+    "501": "A flag of the server allows it; `error` names it.",
     "503": "No room, or no engine; see Retry-After.",
     "507": "The model does not fit into the memory for models.",
 }
+_CHANGES = frozenset(f"/api/{verb}" for verb in ("pull", "create", "copy", "delete"))
+"""Paths that change which models there are."""
 _ERROR = {
     "type": "object",
     "required": ["error"],

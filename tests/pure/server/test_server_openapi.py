@@ -123,3 +123,24 @@ async def test_the_document_names_every_route_and_field(start: Starter) -> None:
     assert "tool_call_id" in message and "images" not in message
     chat = found["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert {"messages", "temperature", "stream_options", "logit_bias", "min_p"} <= chat["properties"].keys()
+
+
+async def test_the_document_names_what_stands_in_addresses(start: Starter) -> None:
+    served = await start()
+    found = (await served.client.get("/openapi.json")).json()["paths"]
+    for path, operations in found.items():
+        for method, operation in operations.items():
+            places = {(each["name"], each["in"]): each["required"] for each in operation["parameters"]}
+            inner = {name for name, kind in places if kind == "path"}
+            assert inner == set(re.findall(r"\{(\w+)\}", path)), (method, path)
+            assert len(places) == len(operation["parameters"]) and all(places[name, "path"] for name in inner)
+            assert not operation["parameters"] or {"400", "404"} <= operation["responses"].keys(), (method, path)
+    for path, method, names in (
+        ("/v1/chat/completions", "get", {"after", "limit", "model", "order"}),
+        ("/v1/chat/completions", "post", {"model"}),
+        ("/v2/models/{model}/infer", "post", {"model"}),
+        ("/v1/card", "get", {"model"}),
+        ("/sleep", "post", {"level", "mode", "model"}),
+    ):
+        assert {each["name"] for each in found[path][method]["parameters"]} == names, (method, path)
+    assert "501" in found["/api/pull"]["post"]["responses"]
