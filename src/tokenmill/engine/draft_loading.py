@@ -23,8 +23,8 @@ from tokenmill.engine.model_source import ModelSource, find_source
 from tokenmill.kvcache.states import Copy, Make, StatePool, row_bytes
 from tokenmill.layers.build import Build
 from tokenmill.models.decoder import Decoder
+from tokenmill.models.overriding import overridden
 from tokenmill.models.registry import build_later, build_model
-from tokenmill.models.text_part import overridden
 from tokenmill.quant.detect import check_config
 from tokenmill.runner.drafts import NoDeviceDrafter
 from tokenmill.speculate.draft_model import DraftModel

@@ -47,8 +47,8 @@ from tokenmill.layers.build import check_leftovers
 from tokenmill.lora.sites import Sites
 from tokenmill.lora.store import Store
 from tokenmill.models.family_of import NOTE
+from tokenmill.models.overriding import overridden
 from tokenmill.models.registry import build_elsewhere, build_model, check_keys, check_length, is_elsewhere, read
-from tokenmill.models.text_part import overridden
 from tokenmill.parallel.stages import Mesh
 from tokenmill.quant.detect import check_stored
 from tokenmill.runner.runner import Runner

@@ -18,7 +18,7 @@ TEXT_OF = "_text_of"
 """A key in the config of a text part: the architecture from which it was taken."""
 _SAID_OUTSIDE = ("quantization_config", "compression_config", "auto_map")
 """Settings of the whole file that also concern the text part."""
-_OUTER = ("architectures", "model_type", "text_config", "vision_config", "audio_config", "tie_word_embeddings",
+OUTER_KEYS = ("architectures", "model_type", "text_config", "vision_config", "audio_config", "tie_word_embeddings",
           "dtype", "torch_dtype", *_SAID_OUTSIDE)  # fmt: skip
 _ALSO = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}
 """Two names for the same key."""
@@ -43,7 +43,7 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
         return _plain_positions(dict(config))
     outer, inner = OUTERS[name], config.get("text_config")
     if inner is None and outer.flat:
-        inner = {key: value for key, value in config.items() if key not in _OUTER}
+        inner = {key: value for key, value in config.items() if key not in OUTER_KEYS}
     if not isinstance(inner, Mapping):
         raise ModelError(f"config.json: {name} needs an object 'text_config', not {shown(inner)}.")
     kind = inner.get("model_type") or outer.text
@@ -81,17 +81,6 @@ def settle_tie(config: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {**config, "tie_word_embeddings": "lm_head.weight" not in stored}
 
 
-def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with these keys replaced. Keys of a text part may be given within `text_config` or beside it."""
-    inner = config.get("text_config")
-    if outer_of({**config, **overrides}) is None or not isinstance(inner, Mapping):
-        return {**config, **overrides}
-    given = overrides.get("text_config")
-    beside = {key: value for key, value in overrides.items() if key not in _OUTER}
-    inner = {**inner, **beside, **(given if isinstance(given, Mapping) else {})}
-    return {**config, **{key: value for key, value in overrides.items() if key in _OUTER}, "text_config": inner}
-
-
 def _check_type(config: Mapping[str, Any], name: str, outer: Outer) -> None:
     kind = config.get("model_type")
     if kind is not None and kind != outer.model_type:
@@ -110,7 +99,7 @@ def _check_fixed(inner: Mapping[str, Any], kind: str, text: Text) -> None:
 def _check_outside(config: Mapping[str, Any], inner: Mapping[str, Any], outer: Outer) -> None:
     """Refuse keys beside the text part that look as if they should be read, because they are not."""
     for key, value in config.items():
-        if value is None or key in _OUTER or key in inner or key in outer.own or _APART.search(key):
+        if value is None or key in OUTER_KEYS or key in inner or key in outer.own or _APART.search(key):
             continue
         if _CHANGES.search(key) and value not in (False, 0, 1, "", [], {}):
             raise ModelError(

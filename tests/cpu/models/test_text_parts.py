@@ -16,13 +16,15 @@ from parity import load, ours, theirs
 from text_part_cases import CASES, make
 from torch import Tensor
 
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.layers.rope import rope_settings
 from tokenmill.measure.counting import count_model
 from tokenmill.models.config_fields import FIELDS, complete
 from tokenmill.models.multimodal import OUTERS, TEXTS
+from tokenmill.models.overriding import overridden
 from tokenmill.models.registry import check_keys
-from tokenmill.models.text_part import overridden, text_part
+from tokenmill.models.text_part import text_part
 
 FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"
 USUAL = ("qwen2.5-vl", "qwen3-vl-moe", "qwen3.5", "gemma3", "gemma4", "ministral3", "llava")
@@ -190,6 +192,41 @@ def test_overrides_reach_the_text_part() -> None:
     assert beside["text_config"] == {"hidden_size": 8, "vocab_size": 6, "max_position_embeddings": 99}
     assert text_part(beside)["max_position_embeddings"] == 99
     assert overridden({"a": 1}, {"a": 2, "text_config": {}}) == {"a": 2, "text_config": {}}
+
+
+_NEW = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}}
+_OLD = {"rope_theta": 1e6, "partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 2.0}}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize("file", [_NEW, _OLD], ids=["new spelling", "old spelling"])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"rope_theta": 5e6}, (None, 5e6, 0.5)),
+        ({"rope_scaling": _YARN}, ("yarn", 1e6, 0.5)),
+        ({"rope_parameters": _YARN}, ("yarn", 1e6, 0.5)),
+        ({"rope_scaling": {**_YARN, "rope_theta": 7.0}}, ("yarn", 7.0, 0.5)),
+        ({"rope_parameters": _YARN, "partial_rotary_factor": 0.25, "rope_theta": 9.0}, ("yarn", 9.0, 0.25)),
+        ({"rope_scaling": None}, ("default", 1e6, 0.5)),
+        ({"rope_parameters": {}}, ("default", 1e6, 0.5)),
+    ],
+)
+def test_what_overrides_say_of_rotation_counts_in_every_spelling(
+    file: dict[str, Any], given: dict[str, Any], says: tuple[Any, ...]
+) -> None:
+    """And the base that they do not give stays."""
+    rope = rope_settings(overridden(file, given), 16)
+    kind = says[0] or ("default" if file is _NEW else "linear")
+    assert (rope.kind, rope.theta, rope.dim / 16) == (kind, *says[1:])
+
+
+def test_overrides_count_under_the_other_name_and_for_each_kind_of_layer() -> None:
+    assert overridden({"dtype": "bfloat16"}, {"torch_dtype": "float32"}) == {"torch_dtype": "float32"}
+    nested = {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}}
+    with pytest.raises(ParameterError, match="--hf-overrides: 'rope_theta' has no effect here"):
+        overridden(nested, {"rope_theta": 5e6})
+    assert overridden(nested, {"rope_scaling": _YARN})["rope_parameters"] == nested["rope_parameters"]
 
 
 PUBLISHED: dict[str, dict[str, Any]] = {
