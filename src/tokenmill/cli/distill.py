@@ -15,8 +15,10 @@ import typer
 from tokenmill.checkpoint.new_folder import check_place, sole_writer
 from tokenmill.cli.loading import Heartbeat, show_waiting
 from tokenmill.cli.named_files import write_whole
+from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.errors import ContextError, ParameterError
 from tokenmill.core.files import in_home
+from tokenmill.core.text_file import check_file
 
 if TYPE_CHECKING:
     from tokenmill.distill.train import Told
@@ -63,6 +65,8 @@ def distill(  # noqa: PLR0913
     check_place(target)
     if os.path.isdir(target) and any(target.iterdir()) and not resume:
         raise ParameterError(f"{target} is not empty: name another folder, or go on with --resume.")
+    look_for(model)
+    check_file(data, "--data")
     with show_waiting("Loading"):
         from tokenmill.core.config import make_config
         from tokenmill.device.memory import pick_device

@@ -8,6 +8,9 @@ import typer
 
 from tokenmill.checkpoint.new_folder import check_free
 from tokenmill.cli.loading import show_waiting, size
+from tokenmill.cli.unloaded_model import look_for
+from tokenmill.core.errors import ParameterError
+from tokenmill.engine.adapter_names import located
 
 
 def merge(
@@ -19,8 +22,10 @@ def merge(
 
     Adapters that are served unmerged share their base: see --lora-modules of `serve`."""
     check_free(target)
+    look_for(base)
+    if not Path(located(adapter)).exists():
+        raise ParameterError(f"{adapter}: there is no such adapter; name PEFT's folder, or a GGUF file.")
     with show_waiting("Merging"):
-        from tokenmill.engine.adapter_names import located
         from tokenmill.lora.merge import merge as merge_folders
         from tokenmill.measure.whole_source import whole_source
 

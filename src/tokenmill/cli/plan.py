@@ -14,6 +14,7 @@ from tokenmill.cli.errors import FAILED
 from tokenmill.cli.flags import MODEL, engine_flags, flag, resolve_options, with_flags
 from tokenmill.cli.loading import show_waiting
 from tokenmill.core.errors import ParameterError
+from tokenmill.core.text_file import check_file
 
 LOAD = {
     "efficiency": flag("efficiency", str, "Shares of the ceilings that are reached: MEMORY,COMPUTE, or one for both."),
@@ -71,6 +72,8 @@ def plan(
     ranks, stages, experts = given.tensor_parallel_size, given.pipeline_parallel_size, given.enable_expert_parallel
     among = Spread(ranks, stages, experts, given.data_parallel_size)
     check_combined(among, {"--slo": objective is not None, "--workload": bool(workload)})
+    for path in workload or ():
+        check_file(path, "--workload")
     planner = None
     with show_waiting(f"Reading {config.model.model}"):
         planning.check_counted(config)  # before this machine is measured

@@ -11,7 +11,9 @@ import typer
 from tokenmill.checkpoint.new_folder import check_free
 from tokenmill.cli.flags import flag, spelling, with_flags
 from tokenmill.cli.loading import progress, show_waiting, size
+from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.errors import ParameterError
+from tokenmill.core.text_file import check_file
 
 if TYPE_CHECKING:
     from tokenmill.engine.model_source import FolderSource
@@ -69,6 +71,9 @@ def prune(
     if "importance" in chosen and not channels and not heads:
         raise ParameterError("--importance has no effect without --channels or --heads.")
     check_free(target)
+    look_for(source)
+    check_file(chosen.get("calibration"), "--calibration")
+    check_file(repair, "--repair")
     with show_waiting("Getting ready"):
         from tokenmill.device.memory import pick_device
         from tokenmill.measure.whole_source import whole_source

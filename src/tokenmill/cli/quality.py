@@ -12,6 +12,7 @@ import typer
 from tokenmill.cli.loading import show_waiting, size
 from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.errors import ParameterError, why
+from tokenmill.core.text_file import check_file
 
 
 def quality(  # noqa: PLR0913
@@ -32,6 +33,8 @@ def quality(  # noqa: PLR0913
         raise ParameterError(f"--picture {picture}: name a .svg or .html file in a folder that exists.")
     for name in (against, *models):
         look_for(name)
+    check_file(text, "--text")
+    check_file(tasks, "--tasks")
     with show_waiting("Reading"):
         from tokenmill.core.config import make_config
         from tokenmill.device.memory import pick_device

@@ -12,8 +12,9 @@ import typer
 from tokenmill.checkpoint.new_folder import check_free, check_new
 from tokenmill.cli.flags import flag, spelling, with_flags
 from tokenmill.cli.loading import progress, show_waiting, size
+from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.text_file import read_texts
+from tokenmill.core.text_file import check_file, read_texts
 
 if TYPE_CHECKING:
     from tokenmill.engine.model_source import FolderSource
@@ -104,6 +105,9 @@ def quantize(
     pattern = _pattern(skip)
     text = _read_text(perplexity) if perplexity is not None else None
     (check_new if str(format).startswith("gguf-") else check_free)(target)
+    look_for(source)
+    check_file((chosen or {}).get("calibration"), "--calibration")
+    check_file(imatrix, "--imatrix")
     with show_waiting("Getting ready"):
         from tokenmill.measure.whole_source import whole_source
         from tokenmill.quant.convert import Recipe, convert

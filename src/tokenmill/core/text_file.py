@@ -4,6 +4,7 @@ worded. A pipe is read like a file, a device not at all: it may never end. Must 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -32,6 +33,21 @@ def read_text_file(path: Path | str, flag: str, most: int, *, param: str | None 
         raise ParameterError(f"{told}: {why(error)}.", param=param) from error
     except ValueError as error:  # a NUL, or half of a pair of surrogates
         raise ParameterError(f"{told}: no file can have this name.", param=param) from error
+
+
+def check_file(path: Path | None, flag: str) -> None:
+    """Refuse, before any work, a file that cannot be read. Nothing is read: a pipe gives its text once."""
+    if path is None:
+        return
+    told = f"{flag} {_told(str(path))} cannot be read"
+    try:
+        folder = stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as error:
+        raise ParameterError(f"{told}: {why(error)}.") from error
+    except ValueError as error:  # a NUL, or half of a pair of surrogates
+        raise ParameterError(f"{told}: no file can have this name.") from error
+    if folder or not os.access(path, os.R_OK):
+        raise ParameterError(f"{told}: {os.strerror(errno.EISDIR if folder else errno.EACCES)}.")
 
 
 def read_texts(path: Path, flag: str, most: int) -> list[str]:

@@ -426,7 +426,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "bits without effect": (["--method", "fp8", "--bits", "3"], "--bits has no effect with --method fp8"),
     "group without effect": (["--method", "wanda", "--group-size", "32"], "--group-size has no effect"),
     "sparsity without effect": (["--method", "gptq", "--sparsity", "2:4"], "--sparsity has no effect"),
-    "text without effect": (["--method", "rtn", "--calibration", "/nowhere/x"], "--calibration has no effect"),
+    "text without effect": (["--method", "rtn", "--calibration", __file__], "--calibration has no effect"),
 }
 
 

@@ -202,7 +202,7 @@ def test_a_folder_that_was_there_stays(place: Path, tmp_path: Path) -> None:
 
 def test_heads_that_are_left_are_told(place: Path, tmp_path: Path) -> None:
     code, told = run(place, tmp_path / "out", *PRUNE, "--heads", "0.5", *FEW)
-    assert code == 0 and "1 key heads are left, with 2 query heads" in told, told
+    assert code == 0 and "left: 1 of 2 key heads, 2 of 4 query heads" in told, told
 
 
 def test_rows_that_no_block_divides_are_told(place: Path, tmp_path: Path) -> None:

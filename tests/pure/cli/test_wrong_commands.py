@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,20 @@ from tokenmill.cli.foreign import VERBS
 from tokenmill.cli.verbs import app
 from tokenmill.server.absent import why_absent
 
+UNREAD = [
+    ("merge demo /no/such out", "/no/such: there is no such adapter"),
+    ("merge /no/such demo:pirate out", "'/no/such' is neither"),
+    ("distill demo out --data /no/such", "--data /no/such cannot be read: No such file"),
+    ("distill /no/such out --data /dev/null", "'/no/such' is neither"),
+    ("prune demo out --layers 1 --repair /no/such", "--repair /no/such cannot be read"),
+    ("prune demo out --layers 1 --calibration /", "--calibration / cannot be read: Is a directory"),
+    ("prune /no/such out --layers 1", "'/no/such' is neither"),
+    ("quantize demo out --method gptq --calibration /no/such", "--calibration /no/such cannot be read"),
+    ("quantize demo out.gguf --format gguf-q4_k --imatrix /no/such", "--imatrix /no/such cannot be read"),
+    ("quantize /no/such out", "'/no/such' is neither"),
+    ("quality demo --against demo --text /no/such", "--text /no/such cannot be read"),
+    ("quality demo --against demo --tasks /no/such", "--tasks /no/such cannot be read"),
+]
 WRONG = [
     # verbs of others, and slips
     ("run demo", "`tokenmill chat MODEL` talks with a model"),
@@ -133,6 +148,19 @@ WRONG = [
     ("plan demo --slo ttft=fast --users 5", "--slo takes terms such as ttft=500ms"),
 ]
 SENTENCE = re.compile(r"[.?!](?:\s|$)")
+
+
+@pytest.mark.parametrize(("line", "said"), UNREAD)
+def test_paths_that_are_not_there_are_told_before_anything_is_imported(
+    line: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in sys.modules if name.startswith(("tokenmill.measure", "tokenmill.quantize"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = CliRunner().invoke(app, shlex.split(line))
+    assert result.exit_code == 2 and said in " ".join(result.output.split()), (result.output, result.exception)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("line", "hint"), WRONG, ids=[line for line, _ in WRONG])
