@@ -60,8 +60,8 @@ def _settings(stated: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
 def _check_layers(stated: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """A base beside settings for each kind of layer would not count."""
     inside = {key for said in stated.values() if isinstance(said, Mapping) for key in said}
-    for key in _BASE:
-        if key in given and key in inside and not given.get("rope_parameters"):
+    for key in (*_BASE, "rope_local_base_freq") if not given.get("rope_parameters") else ():
+        if given.get(key) is not None and key.replace("rope_local_base_freq", "rope_theta") in inside:
             raise ParameterError(
                 f"--hf-overrides: {key!r} has no effect here, because this model's 'rope_parameters' say it for each "
                 "kind of layer: give 'rope_parameters'.",

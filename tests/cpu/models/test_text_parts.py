@@ -224,8 +224,9 @@ def test_what_overrides_say_of_rotation_counts_in_every_spelling(
 def test_overrides_count_under_the_other_name_and_for_each_kind_of_layer() -> None:
     assert overridden({"dtype": "bfloat16"}, {"torch_dtype": "float32"}) == {"torch_dtype": "float32"}
     nested = {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}}
-    with pytest.raises(ParameterError, match="--hf-overrides: 'rope_theta' has no effect here"):
-        overridden(nested, {"rope_theta": 5e6})
+    for key in ("rope_theta", "rope_local_base_freq"):
+        with pytest.raises(ParameterError, match=f"--hf-overrides: '{key}' has no effect here"):
+            overridden(nested, {key: 5e6})
     assert overridden(nested, {"rope_scaling": _YARN})["rope_parameters"] == nested["rope_parameters"]
 
 
