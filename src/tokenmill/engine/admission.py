@@ -41,6 +41,10 @@ def needs_head(request: Request, text: bool) -> None:
         )
 
 
+_OF_TEXT = ("stop", "bad_words", "structured_outputs", "reasoning", "dry_sequence_breakers")
+"""Parameters that hold text, or are about it."""
+
+
 @dataclass(slots=True)
 class Admission:
     """The facts that requests are checked against. `encoders`: the ways in which a text becomes tokens (at a prompt's
@@ -154,10 +158,9 @@ class Admission:
                 "logits_processors are Python callables and need the model in-process: one engine of one rank.",
                 param="logits_processors",
             )
-        if not self.encoders and params.dry_sequence_breakers:
-            raise ParameterError("dry_sequence_breakers need a tokenizer.", param="dry_sequence_breakers")
-        if not self.encoders and (params.stops or params.bad_words or params.structured_outputs or params.reasoning):
-            raise ParameterError("stop, bad_words and structured_outputs need a tokenizer.", param="stop")
+        for name in () if self.encoders else _OF_TEXT:
+            if getattr(params, name):
+                raise ParameterError(f"{name} cannot be followed without a tokenizer.", param=name)
 
     def _search(self, params: SamplingParams, new: int) -> Search:
         if not params.use_beam_search:

@@ -77,9 +77,7 @@ class TextWorkers:
 
         def work() -> list[int]:
             if tokenizer is None:
-                raise ParameterError(
-                    "This server has no tokenizer, so a prompt must be a list of token ids.", param="prompt"
-                )
+                raise _blind("prompt")
             check(len(prompt))
             return tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
@@ -93,11 +91,13 @@ class TextWorkers:
         framed = add_special_tokens
 
         def work() -> tuple[str, list[int]]:
+            if self.tokenizer is None:
+                raise _blind("messages")
             messages, options = talk()
             if not any_length:
                 self._check_size(sum(_chars(message.get("content")) for message in messages))
             text, ids = self.reader.chat(messages, **options)
-            if framed and self.tokenizer is not None:
+            if framed:
                 before, after = self.tokenizer.frame
                 ids = [*before, *ids, *after]
             return text, ids
@@ -112,6 +112,8 @@ class TextWorkers:
     @property
     def fill_form(self) -> FillForm:
         """How this model fills gaps. Raises an error that names the field if it cannot."""
+        if self.tokenizer is None:
+            raise _blind("suffix")
         form = find_fill(self.tokenizer)
         if form is None:
             raise ParameterError(
@@ -139,8 +141,9 @@ class TextWorkers:
 
     def fill_ends(self) -> list[int]:
         """The ids that end the text in a gap."""
-        assert self.tokenizer is not None
-        return fill_ends(self.tokenizer, self.fill_form)
+        form, tokenizer = self.fill_form, self.tokenizer
+        assert tokenizer is not None
+        return fill_ends(tokenizer, form)
 
     def decode(self, ids: list[int]) -> str | None:
         """The text of some ids, with control tokens. None: there is no tokenizer."""
@@ -175,3 +178,8 @@ def _chars(content: Any) -> int:
     if isinstance(content, list):
         return sum(_chars(part.get("text") if isinstance(part, dict) else part) for part in content)
     return len(content) if isinstance(content, str) else 0
+
+
+def _blind(param: str) -> ParameterError:
+    text = "This server has no tokenizer (--skip-tokenizer-init) and reads token ids alone: /v1/completions takes them."
+    return ParameterError(text, param=param)

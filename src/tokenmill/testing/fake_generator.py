@@ -74,6 +74,8 @@ class FakeOptions:
     restless: str = ""
     """Why it neither sleeps nor wakes."""
     tokenizer: Tokenizer = field(default_factory=lambda: byte_tokenizer(FILLS))
+    blind: bool = False
+    """The engine has its tokenizer for itself."""
 
 
 class FakeLink:
@@ -139,7 +141,8 @@ class FakeLink:
             "device": "fake",
             **options.facts,
         }
-        return Ready(facts=facts, eos_ids=[258], generation={}, tokenizer=options.tokenizer.state())
+        shown = None if options.blind else options.tokenizer.state()
+        return Ready(facts=facts, eos_ids=[258], generation={}, tokenizer=shown)
 
     def _step(self) -> Report:
         report = Report()

@@ -180,3 +180,36 @@ def test_a_text_that_the_library_cannot_split_is_not_called_a_damaged_file_alone
     tokenizer._inner = Inner()  # type: ignore[assignment]
     with pytest.raises(UserError, match="too long a run"):
         tokenizer.encode("a" * 10)
+
+
+IDS = {"prompt": [5, 6], "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "a"}, "prompt"),
+        ("/v1/completions", {**IDS, "suffix": "a"}, "suffix"),
+        ("/v1/completions", {**IDS, "stop": ["a"]}, "stop"),
+        ("/v1/completions", {**IDS, "bad_words": ["a"]}, "bad_words"),
+        ("/v1/completions", {**IDS, "dry_multiplier": 1, "dry_sequence_breakers": ["a"]}, "dry_sequence_breakers"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ("/v1/responses", {"input": "a"}, "input"),
+        ("/v1/responses/input_tokens", {"input": "a"}, "input"),
+        ("/tokenize", {"prompt": "a"}, "prompt"),
+        ("/apply-template", {"messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),
+        ("/v1/embeddings", {"input": "a"}, "input"),
+        ("/api/generate", {"model": "fake", "prompt": "a", "suffix": "b", "stream": False}, None),
+        ("/api/generate", {"model": "fake", "prompt": "a", "stream": False}, None),
+        ("/generate", {"inputs": "a"}, None),
+    ],
+)
+async def test_without_a_tokenizer_text_is_refused_by_its_field(
+    start: Starter, path: str, body: dict[str, Any], param: str | None
+) -> None:
+    served = await start(FakeOptions(blind=True))
+    assert (await served.post("/v1/completions", IDS)).status_code == 200
+    answer = await served.post(path, body)
+    assert answer.status_code == 400 and ("no tokenizer" in answer.text or "without a tokenizer" in answer.text)
+    assert param is None or answer.json()["error"]["param"] == param

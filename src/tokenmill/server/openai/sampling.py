@@ -53,6 +53,9 @@ def sampling_params(
 ) -> SamplingParams:
     """Checked parameters. A ParameterError names the wrong field. `echo`: the prompt's tokens are scored as well."""
     _check_limits(body, limits, logprobs)
+    if body.stop and not detokenize:
+        text = "stop has no effect without a tokenizer (--skip-tokenizer-init): use stop_token_ids."
+        raise ParameterError(text, param="stop")
     neutral = SamplingParams() if body.use_beam_search else default_params(generation)
     values: dict[str, Any] = {name: getattr(body, name) for name in _AS_GIVEN}
     if echo and logprobs is not None:
