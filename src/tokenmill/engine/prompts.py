@@ -84,7 +84,9 @@ class PromptReader:
         self._check_size(tokenizer, _chars(messages), params)
         source = options.pop("chat_template", None) or tokenizer.chat_template
         if source is None:
-            raise UserError("This model has no chat template: give one with chat_template=, or use plain prompts.")
+            raise UserError(
+                "This model has no chat template: give one (--chat-template FILE, chat_template=), or use plain prompts."
+            )
         kwargs = options.pop("chat_template_kwargs", None) or {}
         check_template_kwargs(kwargs)
         if self._guard is None:
