@@ -85,7 +85,7 @@ class PromptReader:
         source = options.pop("chat_template", None) or tokenizer.chat_template
         if source is None:
             raise UserError(
-                "This model has no chat template: give one (--chat-template FILE, chat_template=), or use plain prompts."
+                "This model has no chat template: give one (--chat-template, chat_template=), or use plain prompts."
             )
         kwargs = options.pop("chat_template_kwargs", None) or {}
         check_template_kwargs(kwargs)
