@@ -18,6 +18,7 @@ from tokenmill.models.decoder import Decoder, Ends, check_heads
 
 def build(c: ModelConfig, b: Build) -> Decoder:
     """Falcon from its config."""
+    c.first(("num_hidden_layers", "n_layer"), int)
     sizes = read_sizes(c, tied=True)
     hidden, new = sizes.hidden, c.get("new_decoder_architecture", bool, False)
     heads, order = _heads(c, hidden, new)

@@ -15,6 +15,18 @@ _ROTATION = ("rope_scaling", "rope_parameters")
 """Two spellings of the settings of rotation."""
 _BASE = ("rope_theta", "partial_rotary_factor")
 """What lies in these settings or beside them."""
+_NEOX = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
+"""Names of these two in files of GPT-NeoX."""
+_LISTS = {
+    "layer_types": ("sliding_window_pattern", "_sliding_window_pattern", "full_attention_interval",
+                    "max_window_layers", "global_attn_every_n_layers", "full_attn_idxs", "attn_layer_indices",
+                    "prefix_dense_sliding_window_pattern"),
+    "no_rope_layers": ("no_rope_layer_interval",),
+    "moe_layers": ("interleave_moe_layer_step",),
+    "mlp_layer_types": ("first_k_dense_replace",),
+    "layers_block_type": ("hybrid_override_pattern",),
+}  # fmt: skip
+"""Lists that say something of each layer, and the rules for all layers that do not count beside them."""
 _SAME = {"dtype": "torch_dtype", "torch_dtype": "dtype"}
 
 
@@ -31,6 +43,7 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
 
 
 def _replaced(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    _check_lists(config, given)
     gone = {_SAME[key] for key in given if key in _SAME and _SAME[key] not in given}
     found = {**{key: value for key, value in config.items() if key not in gone}, **given}
     stated = next((said for name in _ROTATION if isinstance(said := config.get(name), Mapping) and said), {})
@@ -40,7 +53,8 @@ def _replaced(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     elif any(name in given for name in _ROTATION):
         found.update(_settings(stated, given))
     elif stated:
-        changed = {key: given[key] for key in _BASE if key in given and key in stated}
+        said = {**{name: given[key] for key, name in _NEOX.items() if key in given}, **given}
+        changed = {key: said[key] for key in _BASE if key in said and key in stated}
         name = next(name for name in _ROTATION if config.get(name))
         found[name] = {**stated, **changed}
     return found
@@ -55,6 +69,21 @@ def _settings(stated: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     said = given[name]
     flat = isinstance(said, Mapping) and not any(isinstance(value, Mapping) for value in said.values())
     return {**dict.fromkeys(_ROTATION), **given, name: {**base, **said} if flat else said}
+
+
+def _check_lists(config: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """A rule beside a list of the file would not count."""
+    void = [(key, name) for name, keys in _LISTS.items() if config.get(name) and name not in given for key in keys]
+    if config.get("model_type") == "nemotron_h":
+        lists = ("layer_types", "layers_block_type", "hybrid_override_pattern")
+        void += [("num_hidden_layers", name) for name in lists if config.get(name) and not given.keys() & set(lists)]
+    for key, name in void:
+        if key in given and given[key] != config.get(key):
+            raise ParameterError(
+                f"--hf-overrides: {key!r} has no effect here, because this model's {name!r} says it for each layer: "
+                f"give {name!r}.",
+                param="hf_overrides",
+            )
 
 
 def _check_layers(stated: Mapping[str, Any], given: Mapping[str, Any]) -> None:

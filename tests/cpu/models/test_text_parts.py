@@ -230,6 +230,30 @@ def test_overrides_count_under_the_other_name_and_for_each_kind_of_layer() -> No
     assert overridden(nested, {"rope_scaling": _YARN})["rope_parameters"] == nested["rope_parameters"]
 
 
+@pytest.mark.parametrize(
+    ("file", "given"),
+    [
+        ({"layer_types": ["full_attention"] * 4}, {"full_attention_interval": 2}),
+        ({"layer_types": ["full_attention"] * 4, "max_window_layers": 4}, {"max_window_layers": 2}),
+        ({"no_rope_layers": [1, 1, 1, 0]}, {"no_rope_layer_interval": 2}),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": "M*M*"}, {"num_hidden_layers": 2}),
+    ],
+)
+def test_overrides_of_rules_beside_lists_of_layers_are_refused(file: dict[str, Any], given: dict[str, Any]) -> None:
+    key = next(iter(given))
+    with pytest.raises(ParameterError, match=f"--hf-overrides: '{key}' has no effect here"):
+        overridden(file, given)
+    assert overridden(file, {key: file.get(key)})[key] == file.get(key)
+    lists = {name: None for name in file if name != "model_type"}
+    assert overridden(file, {**lists, **given})[key] == given[key]
+
+
+def test_overrides_of_rotation_count_under_the_names_of_gpt_neox() -> None:
+    file = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}}
+    found = overridden(file, {"rotary_pct": 0.5, "rotary_emb_base": 5e5})["rope_parameters"]
+    assert (found["partial_rotary_factor"], found["rope_theta"]) == (0.5, 5e5)
+
+
 PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma-3-4b": {
         "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,

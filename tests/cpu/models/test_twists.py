@@ -89,6 +89,7 @@ TWISTS: list[tuple[str, dict[str, Any], str]] = [
     ("DbrxForCausalLM", {"ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2,
                                         "moe_normalize_expert_weights": 0.0}}, "'ffn_config.moe_normalize"),
     ("GraniteMoeHybridForCausalLM", {"layers_block_type": ["linear_attention", "full_attention"] * 2}, ""),
+    ("FalconForCausalLM", {"n_layer": 9}, "'n_layer' = 9 contradicts"),
     ("JambaForCausalLM", {"num_local_experts": 2}, "'num_local_experts' = 2 contradicts"),
     ("BambaForCausalLM", {"mamba_conv_bias": None}, ""),
     ("NemotronHForCausalLM", {"layer_types": ["full_attention", "moe"], "num_local_experts": 5}, ""),
