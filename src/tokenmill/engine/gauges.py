@@ -15,6 +15,7 @@ from tokenmill.core.sequence import WAITING
 from tokenmill.device.energy import energy_reader
 from tokenmill.engine.build import Built
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.replicas import Replicas
 from tokenmill.engine.wire import EngineStats
 from tokenmill.kvcache.snapshots import Snapshots
 
@@ -25,7 +26,7 @@ SLOW_S = 2.0
 class Gauges:
     """The numbers of one engine."""
 
-    def __init__(self, built: Built) -> None:
+    def __init__(self, built: Built, *, energy: bool = True) -> None:
         self.engine, self.facts, self.sleep = built.engine, built.facts, built.sleep
         self.block_size = built.config.cache.block_size
         self.steps = 0
@@ -38,7 +39,7 @@ class Gauges:
         self.fallback_calls = 0
         self.rss_bytes = 0
         self.open_files = 0
-        self.energy = energy_reader(built.facts.device, built.facts.device_uuid)
+        self.energy = energy_reader(built.facts.device, built.facts.device_uuid) if energy else None
         self.measured_at, self.joules, self.watts = time.monotonic(), 0.0, 0.0
 
     def read(self, *, up: bool = True) -> EngineStats:
@@ -125,24 +126,28 @@ class Gauges:
 
 
 class AllGauges:
-    """The numbers of all engines of a model, each with the totals of those in whose place it came."""
+    """The numbers of all engines of a model, each with the totals of those in whose place it came. Nothing is measured
+    before the first `read`, so that start-up does not open the device's energy counter."""
 
     def __init__(self, built: Built) -> None:
         self.built = built
-        self.gauges = [self._of(part) for part in built.engine.parts]
-        self.before = [EngineStats() for _ in self.gauges]
-
-    def _of(self, part: Engine) -> Gauges:
-        return Gauges(replace(self.built, engine=part))
+        self.gauges: dict[int, Gauges] = {}
+        self.before = [EngineStats() for _ in built.engine.parts]
+        if isinstance(built.engine, Replicas):
+            built.engine.replaced = self._add_up
 
     def read(self) -> list[EngineStats]:
         """See Gauges.read."""
         engine = self.built.engine
         for i, part in enumerate(engine.parts):
-            if (old := self.gauges[i]).engine is not part:
-                self.before[i], self.gauges[i] = old.read(up=False).after(self.before[i]), self._of(part)
-        pairs = zip(self.gauges, self.before, strict=True)
-        return [each.read(up=i in engine.alive).after(before) for i, (each, before) in enumerate(pairs)]
+            if i not in self.gauges:
+                self.gauges[i] = Gauges(replace(self.built, engine=part))
+        return [self.gauges[i].read(up=i in engine.alive).after(before) for i, before in enumerate(self.before)]
+
+    def _add_up(self, number: int, lost: Engine) -> None:
+        """Keep the totals of an engine in whose place another one comes."""
+        gauges = self.gauges.pop(number, None) or Gauges(replace(self.built, engine=lost), energy=False)
+        self.before[number] = gauges.read(up=False).after(self.before[number])
 
 
 def _states(snapshots: Snapshots | None) -> dict[str, int]:

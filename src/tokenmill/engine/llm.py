@@ -74,15 +74,11 @@ class LLM:
         self._by_hand = LLMEngine(self.built, self.driver, self.reader)
         self._names = itertools.count(1)
         self._weights = WeightUpdates(self.built)
+        self._gauges = AllGauges(self.built)
         self._profiler = Profiler()
         self._closed = False
         self._ending = threading.Event()
         weakref.finalize(self, wait_for_last_step, self._ending, self.driver.lock)
-
-    @functools.cached_property
-    def _gauges(self) -> AllGauges:
-        """Made at the first use, so that start-up does not open the device's energy counter."""
-        return AllGauges(self.built)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:

@@ -13,7 +13,7 @@ import logging
 import select
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tokenmill.core.errors import EngineDeadError, IdInUseError, UserError
@@ -44,6 +44,8 @@ class Replicas:
         self.waiting: list[Said] = []
         """Requests that wait until any engine has loaded again."""
         self.given_up: list[TokenDelta] = []
+        self.replaced: Callable[[int, Engine], None] = lambda number, lost: None
+        """Told of a lost engine in whose place another one comes."""
         self.dead = "no engine is left"
         self.news = select.poll()
         self.files = [list(executor.files) for executor in (_processes(part) for part in parts)]
@@ -161,6 +163,7 @@ class Replicas:
     def _take_in(self) -> None:
         """Take in engines that have loaded, and let requests go on that waited for any."""
         for number, built in self.successors.take() if self.successors is not None else ():
+            self.replaced(number, self.parts[number])
             part = self.parts[number] = self.alive[number] = built.engine
             if number == 0:
                 self.admission, self.executor, self.scheduler = part.admission, part.executor, part.scheduler
