@@ -86,6 +86,11 @@ VALID: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "/api/blobs/{digest}": ({}, ("unknown",)),
 }
 """Of each path: a body that is answered, and the fields that hold much."""
+VALID |= {
+    path.replace("{model}", "{model}/versions/1"): valid
+    for path, valid in VALID.items()
+    if path.startswith("/v2/models/")
+}
 
 STANDING = {
     "model": "fake",

@@ -77,6 +77,7 @@ WITHOUT_MODEL = {
     *("/v1/models", "/models", "/v1/models/{name:path}", "/models/load", "/models/unload", "/api/tags", "/api/ps"),
     *("/sleep", "/wake_up", "/is_sleeping"),
     *("/api/version", "/api/generate", "/api/chat", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/{model}"),
+    *("/v2/models/{model}/versions/1", "/v2/models/{model}/versions/1/ready"),
     *("/v2/models/{model}/ready", "/v1/engine", "/v1/card", "/v1/requests", "/v1/requests/{id}"),
     *("/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items"),
     *("/v1/responses/{response_id}/cancel", "/v1/chat/completions"),

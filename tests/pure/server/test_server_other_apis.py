@@ -163,14 +163,22 @@ async def test_bad_requests_are_refused_in_each_shape(start, path, body, word):
 
 async def test_kserve_tells_of_its_models(start):
     served = await start(FakeOptions(script="abc"))
-    for path in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/fake", "/v2/models/fake/ready"):
+    for path in (
+        "/v2",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/fake",
+        "/v2/models/fake/ready",
+        "/v2/models/fake/versions/1",
+        "/v2/models/fake/versions/1/ready",
+    ):
         assert (await served.client.get(path)).status_code == 200
     missing = await served.client.get("/v2/models/nope")
     assert missing.status_code == 404 and isinstance(missing.json()["error"], str)
     two = {"name": "text_input", "shape": [2, 1], "datatype": "BYTES", "data": [["x"], ["y"]]}
     limit = {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [2]}
     asked = {"id": "7", "inputs": [two, limit], "outputs": [{"name": "text_output"}]}
-    found = (await served.post("/v2/models/fake/infer", asked)).json()
+    found = (await served.post("/v2/models/fake/versions/1/infer", asked)).json()
     assert found["id"] == "7" and [o["name"] for o in found["outputs"]] == ["text_output"]
     assert found["outputs"][0]["data"] == ["ab", "ab"] and found["outputs"][0]["shape"] == [2]
     stream = await served.post("/v2/models/fake/generate_stream", {"text_input": "x", "parameters": {"max_tokens": 9}})

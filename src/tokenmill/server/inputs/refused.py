@@ -289,6 +289,9 @@ REFUSED["kserve.Parameters"] = {
     **REFUSED["tgi.VllmRequest"],
     **_refuse("the path names the model", "model"),
     **_refuse("use text_input", "prompt"),
+    **_refuse("its entries are parameters of their own here", "sampling_parameters"),
+    **_refuse("use stop", "stop_words"),
+    **_refuse("an answer never holds its prompt", exclude_input_in_output=(True,)),
     **_refuse("this server keeps no sequences", "sequence_start", "sequence_end", sequence_id=(0,)),
 }
 _LLAMA_READS = (

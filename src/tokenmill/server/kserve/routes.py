@@ -25,7 +25,7 @@ encode = msgspec.json.Encoder().encode
 OUT = "text_output"
 MODEL = "/v2/models/{model}"
 VERSION = "1"
-"""The version of every model. No path names another one."""
+"""The version of every model, which paths may name."""
 
 
 def error_body(found: HttpError) -> bytes:
@@ -53,7 +53,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Describe a model's tensors."""
         name = known_name(context.shared, request, request.path_params["model"])
         tensors = [{"name": n, "datatype": "BYTES", "shape": [-1]} for n in (TEXT, OUT)]
-        about = {"name": name, "platform": "tokenmill"}
+        about = {"name": name, "versions": [VERSION], "platform": "tokenmill"}
         return json_answer({**about, "inputs": tensors[:1], "outputs": tensors[1:]})
 
     async def model_ready(request: Request) -> Response:
@@ -106,11 +106,12 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     for path, handler in {"/v2": server, "/v2/health/live": live, "/v2/health/ready": ready}.items():
         get(app, path, handler)
-    get(app, MODEL, model)
-    get(app, f"{MODEL}/ready", model_ready)
-    post(app, f"{MODEL}/infer", infer, InferRequest)
-    post(app, f"{MODEL}/generate", generate, GenerateRequest)
-    post(app, f"{MODEL}/generate_stream", generate_stream, GenerateRequest)
+    for path in (MODEL, f"{MODEL}/versions/{VERSION}"):
+        get(app, path, model)
+        get(app, f"{path}/ready", model_ready)
+        post(app, f"{path}/infer", infer, InferRequest)
+        post(app, f"{path}/generate", generate, GenerateRequest)
+        post(app, f"{path}/generate_stream", generate_stream, GenerateRequest)
 
 
 KSERVE = Api(
