@@ -23,7 +23,9 @@ TYPES = {"cpu": ("float32", "bfloat16", "int8", "int4"), "gpu": ("bfloat16", "fp
 def doctor(
     as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
     measure: bool = typer.Option(
-        False, "--measure", help="Measure memory bandwidth and products instead, for some seconds."
+        False,
+        "--measure",
+        help="Measure memory bandwidth and products instead, which takes a minute or more; Ctrl-C prints what there is.",
     ),
     device: str = typer.Option(
         None,
