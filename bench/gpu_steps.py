@@ -1,0 +1,110 @@
+"""Times a decode step of whole engines on an NVIDIA GPU, with other tiles for products of few rows in turn.
+
+python bench/gpu_steps.py GEOMETRY [--rows 32] [--layers 8] [--turns 3] [--cut NAME=BN,HEIGHT,PARTS,STAGES[;...]] ...
+
+GEOMETRY is one of geometries.py (dense ones), cut down to some layers. Measured are: all products by programs that
+share (`--disable few-rows`), the rule's tiles, and then each --cut: what it does not name is as the rule says. NAME:
+qkv, o, gate, down or head; NAME=none leaves a product to programs that share. A figure is the least of some turns of
+256 steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+import tempfile
+import time
+from typing import Any
+
+from geometries import GEOMETRIES, few_layers
+
+Cuts = dict[str, tuple[int, ...] | None]
+
+
+def read_cuts(said: str) -> Cuts:
+    """NAME=BN,HEIGHT,PARTS,STAGES;... or NAME=none."""
+    found: Cuts = {}
+    for each in said.split(";"):
+        name, _, cut = each.partition("=")
+        found[name.strip()] = None if cut == "none" else tuple(int(n) for n in cut.split(","))
+    return found
+
+
+class Replaced:
+    """The rule for tiles, but for some of a model's products."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        from tokenmill.kernels.triton import multiply
+        from tokenmill.kernels.triton.products import chosen, ways_by_shape
+
+        self.config, self.rule = config, ways_by_shape.stream_cut
+        self.cuts: Cuts = {}
+        for module in (chosen, multiply):
+            module.stream_cut = self  # type: ignore[attr-defined]
+
+    def _name(self, width: int, inner: int, gated: bool) -> str:
+        if gated:
+            return "gate"
+        if width == self.config["vocab_size"]:
+            return "head"
+        if width != self.config["hidden_size"]:
+            return "qkv"
+        return "down" if inner == self.config["intermediate_size"] else "o"
+
+    def __call__(
+        self, rows: int, width: int, inner: int, *, gated: bool = False, parts: bool = False
+    ) -> tuple[int, ...] | None:
+        name = self._name(width, inner, gated)
+        if name not in self.cuts:
+            return self.rule(rows, width, inner, gated=gated, parts=parts)
+        cut = self.cuts[name]
+        return cut if cut is None or (cut[2] > 1) == parts else None
+
+
+def seconds_of_a_step(config: dict[str, Any], rows: int, turns: int, disable: str | None) -> float:
+    """Of an engine that is started for it."""
+    from tokenmill import LLM, SamplingParams
+
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
+        llm = LLM(
+            folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=1024, max_num_seqs=max(rows, 2),
+            gpu_memory_utilization=0.5, disable=disable,
+        )  # fmt: skip
+        prompts = [{"prompt_token_ids": [(7 * i + j) % 30000 + 5 for j in range(128)]} for i in range(rows)]
+
+        def run(tokens: int) -> float:
+            params = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)] * rows
+            began = time.perf_counter()
+            llm.generate(prompts, params, use_tqdm=False)
+            took = time.perf_counter() - began
+            llm.reset_prefix_cache()
+            return took
+
+        run(16)
+        least = min((run(272) - run(16)) / 256 for _ in range(turns))
+        llm.close()
+    return least
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("geometry", choices=sorted(GEOMETRIES))
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--cut", action="append", default=[])
+    options = parser.parse_args()
+    config = few_layers(GEOMETRIES[options.geometry], options.layers)
+    replaced = Replaced(config)
+    for said, disable in (("few-rows", "few-rows"), ("the rule", None), *((cut, None) for cut in options.cut)):
+        replaced.cuts = read_cuts(said) if "=" in said else {}
+        took = seconds_of_a_step(config, options.rows, options.turns, disable)
+        print(f"{options.geometry} {options.rows} rows, {options.layers} layers: {took * 1e6:8.1f} us a step: {said}")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
