@@ -25,7 +25,7 @@ def doctor(
     measure: bool = typer.Option(
         False,
         "--measure",
-        help="Measure memory bandwidth and products instead, which takes a minute or more; Ctrl-C prints what there is.",
+        help="Measure memory bandwidth and products instead, for a minute or more; Ctrl-C prints what there is.",
     ),
     device: str = typer.Option(
         None,
