@@ -159,6 +159,8 @@ class AsyncLLM:
             while self.waiting or any(service.has_work for service in self.services):
                 await asyncio.sleep(LOOK_S)
             self.crew.successors.rest()
+            while self.crew.successors.arriving:  # one that has loaded sleeps with the others
+                await asyncio.sleep(LOOK_S)
             for service in self.alive:  # one that dies has given its memory back
                 with contextlib.suppress(EngineDeadError):
                     await service.call(functools.partial(service.built.sleep.sleep, level))

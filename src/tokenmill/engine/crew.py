@@ -58,3 +58,5 @@ class Crew:
             built.adapters.follow(known)
             self.services[number] = service = self._serve(number, built)
             service.commands.put(partial(built.adapters.follow, known))  # what has come in between
+            if self.successors.closed:  # whoever closed all may not have seen it
+                service.close()
