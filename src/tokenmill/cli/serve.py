@@ -218,7 +218,8 @@ def banner(url: str, info: ModelInfo, *, keyed: bool, chats: bool = True) -> lis
         lines.append(f"listening on {url}")
     else:
         lines.append(f"listening on {url}/v1, web page at {reachable(url)}/")
-    lines.append(f"  {curl(url, info.names[0], keyed=keyed, chats=chats)}")
+    what = _VECTOR if facts.get("headless") else _CHAT if chats else _TEXT if info.tokenizer else _IDS
+    lines.append(f"  {curl(url, info.names[0], keyed=keyed, what=what)}")
     return lines
 
 
@@ -246,12 +247,18 @@ def _tell_end(open_answers: int, seconds: float) -> None:
         say("\ntokenmill: stopping; no answer is open")
 
 
-def curl(url: str, model: str, *, keyed: bool, chats: bool = True) -> str:
+_CHAT = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
+_TEXT = "completions", '"prompt": "Once upon a time"'
+_IDS = "completions", '"prompt": [1, 2, 3], "return_token_ids": true'
+_VECTOR = "embeddings", '"input": "Once upon a time"'
+"""Questions to models of each kind: a path and the fields that it needs."""
+
+
+def curl(url: str, model: str, *, keyed: bool, what: tuple[str, str] = _CHAT) -> str:
     """A command that gets an answer."""
     url = reachable(url)
     where = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if url.startswith("unix:") else url
     key = " -H 'Authorization: Bearer KEY'" if keyed else ""
-    asked = '"messages": [{"role": "user", "content": "Hello!"}]' if chats else '"prompt": "Once upon a time"'
-    path = "chat/completions" if chats else "completions"
+    path, asked = what
     body = f'{{"model": "{model}", {asked}}}'
     return f"curl {where}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'"

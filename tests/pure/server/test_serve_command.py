@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tokenmill.core.config import EngineConfig, ServerConfig, make_server_config
 from tokenmill.core.errors import UserError
 from tokenmill.server.backend import ModelInfo
 from tokenmill.server.many_models.entry import Spec
+from tokenmill.testing.fake_generator import byte_tokenizer
 
 INFO = ModelInfo(
     names=("tiny",),
@@ -122,8 +124,15 @@ def test_the_banner_says_what_fits() -> None:
 
 
 def test_a_model_without_template_is_asked_to_complete() -> None:
-    last = banner("http://127.0.0.1:8000", INFO, keyed=False, chats=False)[-1]
-    assert "/v1/completions" in last and '"prompt"' in last and "chat" not in last
+    reads = replace(INFO, tokenizer=byte_tokenizer())
+    layers = replace(reads, details={**INFO.details, "headless": True})
+    for info, path, asked in (
+        (reads, "/v1/completions", '"prompt": "'),
+        (INFO, "/v1/completions", '"prompt": ['),  # it reads token ids alone
+        (layers, "/v1/embeddings", '"input": "'),
+    ):
+        last = banner("http://127.0.0.1:8000", info, keyed=False, chats=False)[-1]
+        assert path in last and asked in last and "chat" not in last
 
 
 @pytest.mark.parametrize("template", [True, False])
