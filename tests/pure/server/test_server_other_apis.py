@@ -148,6 +148,7 @@ async def test_vllms_first_api_streams_whole_texts(start):
     ("/generate", {"inputs": "x", "parameters": {"watermark": True}}, "watermark"),
     ("/generate", {"inputs": "x", "parameters": {"adapter_id": "a"}}, "adapter_id"),
     ("/generate", {"inputs": ""}, "inputs"),
+    ("/generate", {"text": "x", "sampling_params": {}}, "use inputs"),  # SGLang's
     ("/generate", {"prompt": "x", "temperature": -2}, "temperature"),
     ("/generate_stream", {"inputs": "x", "parameters": {"best_of": 2}}, "best_of"),
     ("/generate_stream", {"inputs": "x", "parameters": {"decoder_input_details": True}}, "decoder_input_details"),

@@ -255,6 +255,11 @@ REFUSED: dict[str, Refusals] = {
         **_refuse("the model is loaded to write text", "vocab_only", "logits_all", "embedding_only"),
     },
     "ollama.Message": _refuse("they need a model that reads images", "images"),
+    "tgi.TgiRequest": {
+        **_refuse("this path has TGI's API: use inputs", "text"),
+        **_refuse("this path has TGI's API: use parameters", "sampling_params"),
+        **_refuse("/v1/completions takes token ids as prompt", "input_ids"),
+    },
     "tgi.Parameters": {
         **GENERATING,
         **_refuse("texts are not watermarked", "watermark"),
