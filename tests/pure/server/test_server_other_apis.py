@@ -247,6 +247,8 @@ def test_a_schema_of_properties_asks_for_an_object(schema, asked):
     """Examples of TGI and llama.cpp leave out the type; without it, any number fits."""
     body = {"prompt": "a", "structured_outputs": {"json": schema}}
     assert structure(CompletionRequest.model_validate(body)) == {"json": asked or schema}
+    body["structured_outputs"] = {"json": json.dumps(schema)}
+    assert structure(CompletionRequest.model_validate(body)) == {"json": asked or schema}
     grammar = {"type": "json", "value": schema}
     translated = TgiRequest.model_validate({"inputs": "a", "parameters": {"grammar": grammar}})
     fields = translated.parameters.fields("a", stream=False)

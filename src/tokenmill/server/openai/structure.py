@@ -82,6 +82,8 @@ def _asked(body: SamplingFields) -> list[tuple[str, dict[str, Any]]]:
     """Every field that asks for a structure, with what it asks for."""
     asked = body.structured_outputs or {}
     given = {k: v for k, v in asked.items() if v is not None and (v is not False or k not in _SWITCHES)}
+    if "json" in given:
+        given["json"] = _plain_json(_OURS, given["json"])
     found = [(_OURS, given)] if given else []
     for name, kind in _DIRECT.items():
         value = getattr(body, name, None)
