@@ -83,7 +83,7 @@ FIELDS: tuple[str, ...] = (
 
 NOTES = {
     "logits_processors": "callables in this process; slow, as each token waits for Python",
-    "output_kind": "read by AsyncLLM",
+    "output_kind": "read by AsyncLLM and LLMEngine",
     "logprobs": "up to 20",
     "best_of": "still there",
     "use_beam_search": "still there; `LLM.beam_search` is the newer way",

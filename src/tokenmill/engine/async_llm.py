@@ -11,8 +11,6 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
-import msgspec
-
 from tokenmill.core.config import make_config
 from tokenmill.core.config_file import DEFAULT_MODEL, with_config_file
 from tokenmill.core.errors import EngineDeadError, IdInUseError, SequenceError
@@ -243,12 +241,13 @@ class AsyncLLM:
         return make_request(name, text, ids, params, context=context, arrival=time.perf_counter(), **fields)
 
     async def _follow(self, request: Request) -> AsyncIterator[RequestOutput]:
-        accumulator, kind = Accumulator(request), request.params.output_kind
+        accumulator = Accumulator(request)
+        kind = accumulator.kind
         async with contextlib.aclosing(self._deltas(request)) as deltas:
             async for delta in deltas:
                 accumulator.add(delta)
                 if kind == RequestOutputKind.DELTA:
-                    yield _news(request, delta, accumulator)
+                    yield accumulator.news([delta])
                 elif kind == RequestOutputKind.CUMULATIVE or accumulator.finished:
                     yield accumulator.output()
 
@@ -304,13 +303,6 @@ class AsyncLLM:
             del self.owners[request.id]
             if self.router is not None:
                 self.router.done(number, request.id)
-
-
-def _news(request: Request, delta: TextDelta, whole: Accumulator) -> RequestOutput:
-    """The new tokens of one output, without earlier ones."""
-    piece = Accumulator(request)
-    piece.add(delta)
-    return msgspec.structs.replace(piece.output(), finished=whole.finished, metrics=whole.metrics)
 
 
 def _close(reader: PromptReader, crew: Crew) -> None:

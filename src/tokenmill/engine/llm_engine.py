@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tokenmill.core.errors import IdInUseError
-from tokenmill.core.params import LoRARequest
+from tokenmill.core.params import LoRARequest, RequestOutputKind
 from tokenmill.core.request import RequestOutput, SamplingParams, TextDelta
 from tokenmill.engine.build import Built, build_llm
 from tokenmill.engine.driver import Driver
@@ -25,7 +25,8 @@ class LLMEngine:
     def __init__(self, built: Built, driver: Driver, reader: PromptReader) -> None:
         self.built, self.driver, self.reader = built, driver, reader
         self.open: dict[str, Accumulator] = {}
-        self._changed: dict[str, Accumulator] = {}
+        self._new: dict[Accumulator, list[TextDelta]] = {}
+        """What has been said since the last step, to each request that was told anything."""
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> LLMEngine:
@@ -61,20 +62,26 @@ class LLMEngine:
 
         def hear(delta: TextDelta) -> None:
             accumulator.add(delta)
-            self._changed[request_id] = accumulator
+            self._new.setdefault(accumulator, []).append(delta)
 
         self.driver.add(request, hear)
         self.open[request_id] = accumulator
         return request_id
 
     def step(self) -> list[RequestOutput]:
-        """Make one step; returns the outputs so far of every request that got new tokens."""
+        """Make one step; returns the output so far of every request that got new tokens, or what its `output_kind`
+        asks for."""
         self.driver.step()
-        changed, self._changed = self._changed, {}
-        for name, accumulator in changed.items():
+        new, self._new = self._new, {}
+        told = []
+        for accumulator, deltas in new.items():
             if accumulator.finished:
-                self.open.pop(name, None)
-        return [accumulator.output() for accumulator in changed.values()]
+                self.open.pop(accumulator.request.id, None)
+            if accumulator.kind == RequestOutputKind.DELTA:
+                told.append(accumulator.news(deltas))
+            elif accumulator.kind == RequestOutputKind.CUMULATIVE or accumulator.finished:
+                told.append(accumulator.output())
+        return told
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests that nobody waits for any more."""

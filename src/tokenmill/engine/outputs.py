@@ -9,6 +9,7 @@ import time
 
 import msgspec
 
+from tokenmill.core.params import RequestOutputKind
 from tokenmill.core.request import (
     CompletionOutput,
     Request,
@@ -33,6 +34,19 @@ class Accumulator:
         self._unread: list[ScoredRows] = []
         self.metrics = RequestMetrics(arrival=request.arrival)
         self.pooled: list[float] | None = None
+        self._told = 0
+        """How many rows of prompt_logprobs `news` has told of."""
+
+    @property
+    def kind(self) -> int:
+        """What to tell after a step. Of best_of candidates only the end shows which are told of."""
+        return RequestOutputKind.FINAL_ONLY if self._ranked else self.request.params.output_kind
+
+    @property
+    def _ranked(self) -> bool:
+        """Are these candidates, of which the likeliest are the outputs?"""
+        params = self.request.params
+        return params.best_of is not None and params.best_of > params.n and not params.use_beam_search
 
     @property
     def finished(self) -> bool:
@@ -78,7 +92,7 @@ class Accumulator:
         output that was handed out."""
         request, params = self.request, self.request.params
         outputs = [self.outputs[i] for i in sorted(self.outputs)]
-        if params.best_of is not None and params.best_of > params.n and not params.use_beam_search:
+        if self._ranked:
             if self.finished:
                 outputs.sort(key=lambda o: -(o.cumulative_logprob or 0.0) / max(1, len(o.token_ids)))
                 outputs = outputs[: params.n]
@@ -99,6 +113,25 @@ class Accumulator:
             prompt_logprobs=self._prompt_logprobs(),
             num_cached_tokens=self.metrics.num_cached_tokens,
             metrics=metrics,
+        )
+
+    def news(self, deltas: list[TextDelta]) -> RequestOutput:
+        """The new tokens alone; `deltas` have been added, and no news has told of them yet. Sums are of the whole."""
+        piece = Accumulator(self.request)
+        for delta in deltas:
+            piece.add(delta)
+        new = piece.output()
+        for out in new.outputs:
+            out.cumulative_logprob = self.outputs[out.index].cumulative_logprob
+        rows = self._prompt_logprobs()
+        if rows is not None:
+            rows, self._told = rows[self._told :], len(rows)
+        return msgspec.structs.replace(
+            new,
+            finished=self.finished,
+            prompt_logprobs=rows,
+            num_cached_tokens=self.metrics.num_cached_tokens,
+            metrics=msgspec.structs.replace(self.metrics),
         )
 
     def _prompt_logprobs(self) -> list[dict[int, TokenLogprob] | None] | None:
