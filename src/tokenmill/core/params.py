@@ -7,13 +7,12 @@ Must not know: engines. Parameters that need something that is not built are ref
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
-from tokenmill.core.errors import ParameterError, shown
-from tokenmill.core.request import SamplingParams, Spelled
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.request import MAX_N, SamplingParams, Spelled, check_integer
 
 
 class TextPrompt(TypedDict):
@@ -94,10 +93,7 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
 
     def as_sampling(self) -> SamplingParams:
         """The same parameters as SamplingParams; refuses values that make no sense."""
-        if type(self.beam_width) is not int:
-            raise ParameterError(
-                f"beam_width must be a whole number, got {shown(self.beam_width)}.", param="beam_width"
-            )
+        check_integer("beam_width", self.beam_width, 1, MAX_N)
         return SamplingParams(
             use_beam_search=True,
             n=self.beam_width,
@@ -153,11 +149,3 @@ def refuse_prompt_adapter(given: Any, name: str = "prompt_adapter_request") -> N
     """Refuse prompt adapters: they are not implemented."""
     if given is not None and given != []:
         raise ParameterError(f"{name}: prompt adapters are not built; LoRA adapters are (lora_request).", param=name)
-
-
-def refuse_media(name: str, given: Any) -> None:
-    """Refuse pictures and sound: they are not supported."""
-    if isinstance(given, Mapping) and not given:
-        return
-    if given is not None:
-        raise ParameterError(f"{name} cannot be used: this engine reads text and token ids.", param=name)

@@ -167,7 +167,8 @@ def _number(name: str, value: object, low: float, high: float, *, open_low: bool
         )
 
 
-def _integer(name: str, value: object, low: int, high: int) -> None:
+def check_integer(name: str, value: object, low: int, high: int) -> None:
+    """Refuse what is no integer of this range."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ParameterError(f"{name} must be an integer, got {shown(value)}.", param=name)
     if not low <= value <= high:
@@ -185,7 +186,7 @@ def _ids(name: str, value: object, most: int) -> None:
     if not value or (set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**31):
         return  # checking a whole vocabulary of them would delay others
     for item in value:
-        _integer(name, item, 0, 2**31 - 1)
+        check_integer(name, item, 0, 2**31 - 1)
 
 
 def _strings(name: str, value: object, most: int, longest: int) -> None:
@@ -237,27 +238,27 @@ def _check(p: SamplingParams) -> None:
 
 
 def _check_counts(p: SamplingParams) -> None:
-    _integer("n", p.n, 1, MAX_N)
+    check_integer("n", p.n, 1, MAX_N)
     if p.best_of is not None:
-        _integer("best_of", p.best_of, 1, MAX_N)
-    _integer("top_k", p.top_k, -1, 2**31 - 1)
+        check_integer("best_of", p.best_of, 1, MAX_N)
+    check_integer("top_k", p.top_k, -1, 2**31 - 1)
     if p.max_tokens is not None:
-        _integer("max_tokens", p.max_tokens, 1, 2**31 - 1)
-    _integer("min_tokens", p.min_tokens, 0, 2**31 - 1)
+        check_integer("max_tokens", p.max_tokens, 1, 2**31 - 1)
+    check_integer("min_tokens", p.min_tokens, 0, 2**31 - 1)
     for name, (low, high) in SAMPLER_COUNTS.items():
-        _integer(name, getattr(p, name), low, high)
+        check_integer(name, getattr(p, name), low, high)
     if p.seed is not None:
-        _integer("seed", p.seed, -(2**63), 2**SEED_BITS - 1)
+        check_integer("seed", p.seed, -(2**63), 2**SEED_BITS - 1)
     if p.thinking_token_budget is not None:
-        _integer("thinking_token_budget", p.thinking_token_budget, -1, 2**31 - 1)
+        check_integer("thinking_token_budget", p.thinking_token_budget, -1, 2**31 - 1)
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(p, name) is not None:
-            _integer(name, getattr(p, name), -1, MAX_LOGPROBS)
+            check_integer(name, getattr(p, name), -1, MAX_LOGPROBS)
     if p.truncate_prompt_tokens is not None:
-        _integer("truncate_prompt_tokens", p.truncate_prompt_tokens, -1, 2**31 - 1)  # -1: as much as fits
+        check_integer("truncate_prompt_tokens", p.truncate_prompt_tokens, -1, 2**31 - 1)  # -1: as much as fits
         if p.truncate_prompt_tokens == 0:
             raise ParameterError("truncate_prompt_tokens must be -1 or at least 1.", param="truncate_prompt_tokens")
-    _integer("output_kind", p.output_kind, 0, 2)
+    check_integer("output_kind", p.output_kind, 0, 2)
 
 
 def _check_lists(p: SamplingParams) -> None:
@@ -267,6 +268,8 @@ def _check_lists(p: SamplingParams) -> None:
         _ids("stop_token_ids", p.stop_token_ids, 256)
     if p.bad_words is not None:
         _strings("bad_words", p.bad_words, 1024, MAX_STOP_CHARS)
+    if p.reasoning is not None and not isinstance(p.reasoning, ReasoningSpan):
+        raise ParameterError(f"reasoning must be a ReasoningSpan, got {shown(p.reasoning)}.", param="reasoning")
     if p.dry_sequence_breakers is not None:
         _strings("dry_sequence_breakers", p.dry_sequence_breakers, MOST_BREAKERS, MOST_BREAKER_CHARS)
     if p.samplers is not None:
@@ -281,7 +284,7 @@ def _check_lists(p: SamplingParams) -> None:
         for token, bias in p.logit_bias.items():
             if isinstance(token, str):
                 raise ParameterError(f"logit_bias takes token ids as integers, got {shown(token)}.", param="logit_bias")
-            _integer("logit_bias", token, 0, 2**31 - 1)
+            check_integer("logit_bias", token, 0, 2**31 - 1)
             _number("logit_bias", bias, -100.0, 100.0)
     if p.logits_processors is not None:
         if not isinstance(p.logits_processors, Sequence) or not all(callable(f) for f in p.logits_processors):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.core.config import AdapterOptions
-from tokenmill.core.errors import NotHereError, ParameterError, UserError
+from tokenmill.core.errors import NotHereError, ParameterError, UserError, shown
 from tokenmill.core.execution import Executor
 from tokenmill.core.params import LoRARequest
 from tokenmill.engine.adapter_names import check_name, located, read_modules
@@ -124,10 +124,15 @@ class AdapterDesk:
 
     def checked(self, request: Any) -> LoRARequest:
         """Return the LoRARequest; refuse anything else."""
-        if not isinstance(request, LoRARequest) or not isinstance(request.lora_path, str) or not request.lora_path:
+        if not isinstance(request, LoRARequest):
             raise ParameterError(
                 f"lora_request must be a LoRARequest(name, id, path), not {type(request).__name__}.",
                 param="lora_request",
+            )
+        if not isinstance(request.lora_path, str) or not request.lora_path:
+            raise ParameterError(
+                f"lora_path must be the adapter's PEFT folder or GGUF file, got {shown(request.lora_path)}.",
+                param="lora_path",
             )
         return request
 

@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from tokenmill.core.config import make_config
 from tokenmill.core.config_file import DEFAULT_MODEL, with_config_file
 from tokenmill.core.errors import ParameterError, UserError
-from tokenmill.core.params import BeamSearchParams, LoRARequest, PoolingParams, refuse_media, refuse_prompt_adapter
+from tokenmill.core.params import BeamSearchParams, LoRARequest, PoolingParams
 from tokenmill.core.pooled import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -36,6 +36,7 @@ from tokenmill.engine.driver import Driver, wait_for_last_step
 from tokenmill.engine.engine_args import EngineArgs
 from tokenmill.engine.gauges import AllGauges
 from tokenmill.engine.hub_tokenizer import HubTokenizer
+from tokenmill.engine.llm_arguments import FORMAT, LOST, as_list, check_others, with_ids
 from tokenmill.engine.llm_engine import LLMEngine
 from tokenmill.engine.metrics import Metric, read_metrics
 from tokenmill.engine.outputs import Accumulator
@@ -48,7 +49,6 @@ from tokenmill.engine.weights import Weights, WeightUpdates, runner_of
 
 LoraRequests = LoRARequest | Sequence[LoRARequest | None] | None
 _CUT = "truncate_prompt_tokens"
-_NOT_OF_TEMPLATES = {"chat_template_content_format", "mm_processor_kwargs", "tokenization_kwargs"}
 ABSENT = {
     "set_tokenizer": "give tokenizer= to the constructor",
     "preprocess_chat": "get_tokenizer().apply_chat_template() renders a chat",
@@ -98,8 +98,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue each prompt. Bad input raises before any work; if one prompt fails, the others go on."""
         self._check_open()
-        _check_others("generate", others)
-        many = _as_list(_prompts(prompts, prompt_token_ids))
+        check_others("generate", others)
+        many = as_list(with_ids(prompts, prompt_token_ids))
         params = self._params(sampling_params, len(many))
         if priority is not None and not isinstance(priority, (list, tuple)):
             raise ParameterError("priority must be a list with a number for each prompt.", param="priority")
@@ -125,8 +125,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of message dicts) or several; `template`: tools, chat_template, ..."""
         self._check_open()
-        others = {name: template.pop(name) for name in _NOT_OF_TEMPLATES & template.keys()}
-        _check_others("chat", others)
+        if template.get(FORMAT) in ("auto", "string", "openai"):
+            del template[FORMAT]
+        check_others("chat", {name: template.pop(name) for name in LOST.keys() & template.keys() - {"chat_template"}})
         if not isinstance(messages, (list, tuple)) or not messages:
             raise ParameterError(
                 "messages must be a list of at least one message, or of conversations.", param="messages"
@@ -155,7 +156,7 @@ class LLM:
         itself."""
         if not isinstance(params, BeamSearchParams):
             raise ParameterError("beam_search needs BeamSearchParams(beam_width=..., max_tokens=...).", param="params")
-        outputs = self.generate(_as_list(prompts), params.as_sampling(), use_tqdm, lora_request=lora_request)
+        outputs = self.generate(as_list(prompts), params.as_sampling(), use_tqdm, lora_request=lora_request)
         return [BeamSearchOutput(sequences=[self._beam(found, out) for out in found.outputs]) for found in outputs]
 
     # ------------------------------------------------------------ vectors, scores, labels
@@ -173,9 +174,9 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """A unit vector of each prompt: the last token's final hidden state, or the mean of all (pooling="mean");
         without `pooling`, as the model's files say."""
-        _check_others("embed", others)
+        check_others("embed", others)
         params = _pooling(pooling_params, pooling=pooling, truncate_prompt_tokens=truncate_prompt_tokens)
-        return self._pooler(use_tqdm, lora_request).embed(_as_list(prompts), params)
+        return self._pooler(use_tqdm, lora_request).embed(as_list(prompts), params)
 
     def encode(
         self,
@@ -189,9 +190,9 @@ class LLM:
         **others: Any,
     ) -> list[PoolingRequestOutput]:
         """The same vectors as `embed`, as tensors in `outputs.data`."""
-        _check_others("encode", others)
+        check_others("encode", others)
         params = _pooling(pooling_params, task=pooling_task, truncate_prompt_tokens=truncate_prompt_tokens)
-        found = self._pooler(use_tqdm, lora_request).embed(_as_list(prompts), params)
+        found = self._pooler(use_tqdm, lora_request).embed(as_list(prompts), params)
         return [
             PoolingRequestOutput(
                 request_id=each.request_id,
@@ -216,7 +217,7 @@ class LLM:
         """How well texts match, one with all or pair by pair, as the server's /score says it: the cosine of their
         embeddings, or how likely the model says that the second answers the first (method="likelihood")."""
         params = _pooling(more.pop("pooling_params", None), truncate_prompt_tokens=more.pop(_CUT, None))
-        _check_others("score", more)
+        check_others("score", more)
         return self._pooler(use_tqdm, lora_request).score(data_1, data_2, params, method, instruction)
 
     def classify(
@@ -231,7 +232,7 @@ class LLM:
     ) -> list[ClassificationRequestOutput]:
         """How well each of `labels` fits each text: its share of the labels' likelihoods as answers of the language
         model."""
-        _check_others("classify", others)
+        check_others("classify", others)
         if labels is None:
             raise ParameterError(
                 "models with a classification head are not built yet: give labels=[...], and the language model "
@@ -459,32 +460,6 @@ class LLM:
         admission = self.engine.admission
         for place, request in enumerate(requests):
             admission.check(request, place, pooling)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
-    """The prompts as a list. A list of integers is one prompt; so is anything but a list (refused later)."""
-    if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
-        return [prompts]
-    many = list(prompts)
-    return [many] if many and all(isinstance(p, int) for p in many) else many
-
-
-def _prompts(prompts: Any, ids: Any) -> Any:
-    """The prompts of older programs, which give token ids besides the texts or instead of them."""
-    if ids is None:
-        return prompts
-    return ids if not ids or isinstance(ids[0], int) else [{"prompt_token_ids": row} for row in ids]
-
-
-def _check_others(verb: str, others: Mapping[str, Any]) -> None:
-    """Accept vLLM's keyword arguments if they ask for nothing; refuse others by name."""
-    for name, value in others.items():
-        if name == "prompt_adapter_request":
-            refuse_prompt_adapter(value, name)
-        elif name in ("mm_processor_kwargs", "tokenization_kwargs", "guided_options_request", "concurrency_limit"):
-            refuse_media(name, value)
-        elif name not in ("chat_template_content_format", "chat_template"):
-            raise ParameterError(f"{verb} has no argument {name!r}.", param=name)
 
 
 def _pooling(given: PoolingParams | None, **more: Any) -> PoolingParams:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tokenmill.core.errors import ParameterError
@@ -24,6 +25,8 @@ def progress_of(use_tqdm: bool | Callable[..., Any] | None, total: int) -> Itera
     if use_tqdm is not None and not isinstance(use_tqdm, int):
         raise ParameterError("use_tqdm must be true, false, or what makes a bar as tqdm does.", param="use_tqdm")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, disable=not use_tqdm or total < 2) as shown:
+    console = Console(stderr=True)  # what a program prints may be read by another one
+    visible = use_tqdm and total > 1 and (console.is_terminal or console.is_jupyter)
+    with Progress(*columns, console=console, disable=not visible) as shown:
         task = shown.add_task(TITLE, total=total)
         yield lambda count: shown.advance(task, count)

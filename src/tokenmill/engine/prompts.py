@@ -181,8 +181,11 @@ def make_request(
         if keep == -1:  # as many tokens as fit together with the answer
             keep = len(ids) if context is None else max(1, context - max(1, params.max_tokens or 1))
         ids = ids[-keep:]
-    if context is not None and params.max_tokens is not None and 0 < context - len(ids) < params.max_tokens:
-        params = msgspec.structs.replace(params, max_tokens=context - len(ids))
+    room = None if context is None else context - len(ids)
+    if room is not None and params.max_tokens is not None and 0 < room < params.max_tokens:
+        if params.min_tokens > room:
+            raise ParameterError(f"min_tokens ({params.min_tokens}) is more than fits ({room}).", param="min_tokens")
+        params = msgspec.structs.replace(params, max_tokens=room)
     seed = params.seed if params.seed is not None else secrets.randbits(63)
     return Request(id=request_id, prompt_ids=ids, params=params, prompt=text, seed=seed % (1 << 64), **fields)
 

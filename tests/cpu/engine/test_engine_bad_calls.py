@@ -206,6 +206,7 @@ WRONG_KINDS = {
     "labels as a number": (lambda llm: llm.classify("x", labels=5), "labels"),
     "labels without order": (lambda llm: llm.classify("x", labels={"a", "b"}), "labels"),
     "beam_width": (lambda llm: llm.beam_search("x", BeamSearchParams(beam_width=None, max_tokens=1)), "beam_width"),
+    "beam_width (none)": (lambda llm: llm.beam_search("x", BeamSearchParams(beam_width=0, max_tokens=1)), "beam_width"),
     "weights as a number": (lambda llm: llm.update_weights(5), "pairs of a name and a tensor"),
     "no weights": (lambda llm: llm.update_weights(None), "pairs of a name and a tensor"),
     "a level that only equals one": (lambda llm: llm.sleep(1.0), "level"),

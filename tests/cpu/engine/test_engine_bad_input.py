@@ -39,7 +39,8 @@ PARAMETERS = [
     ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"), ({"n": 3, "best_of": 2}, "best_of"),
     ({"n": 2, "temperature": 0.0}, "n"), ({"stop": "x", "detokenize": False}, "stop"),
     ({"use_beam_search": True, "n": 2, "temperature": 0.3}, "use_beam_search"),
-    ({"early_stopping": "sometimes"}, "early_stopping"), ({"bad_words": [3]}, "bad_words"),
+    ({"reasoning": "think"}, "reasoning"), ({"early_stopping": "sometimes"}, "early_stopping"),
+    ({"bad_words": [3]}, "bad_words"),
 ]  # fmt: skip
 
 
@@ -74,6 +75,8 @@ PROMPTS = {
     "over the context": ({"prompt_token_ids": [1] * 64}, None, "context length is 64"),
     "min_tokens over the context": (
         {"prompt_token_ids": [1] * 60}, {"max_tokens": None, "min_tokens": 5}, "min_tokens"),
+    "min_tokens over what max_tokens is cut to": (
+        {"prompt_token_ids": [1] * 60}, {"max_tokens": 9, "min_tokens": 5}, r"\(5\) is more than fits \(4\)"),
     "stop id": ("x", {"stop_token_ids": [320]}, "320"),
     "allowed id": ("x", {"allowed_token_ids": [999]}, "999"),
     "biased id": ("x", {"logit_bias": {320: 1.0}}, "320"),

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
+from contextlib import redirect_stderr, redirect_stdout
 from unittest.mock import MagicMock
 
 import pytest
 import tokenizers
 import torch
-from engines import check_nothing_left, greedy, open_llm, run
+from engines import check_nothing_left, exact, greedy, open_llm, run
+from rich.console import Console
 from transformers import AutoTokenizer
 
 from tokenmill import (
     LLM,
     AsyncEngineArgs,
+    AsyncLLM,
     AsyncLLMEngine,
     BeamSearchParams,
     EngineArgs,
@@ -33,6 +38,7 @@ from tokenmill.engine.text import give_text
 from tokenmill.testing.tiny import make_tiny
 from tokenmill.text.codec import Tokenizer
 
+SAID = [{"role": "user", "content": "x"}]
 SMALL = {"max_num_seqs": 8, "max_model_len": 64, "num_blocks": 64}
 
 
@@ -270,7 +276,11 @@ def test_what_rests_on_features_to_come_says_what_to_use(llm):
         (lambda: llm.beam_search("x", BeamSearchParams(beam_width=1, max_tokens=1), lora_request=adapter), "adapters"),
         (lambda: llm.generate("x", prompt_adapter_request=3), "prompt adapters are not built"),
         (lambda: llm.sleep(), "enable_sleep_mode"), (lambda: llm.collective_rpc("no_such"), "no method 'no_such'"),
-        (lambda: llm.generate("x", tokenization_kwargs={"a": 1}), "tokenization_kwargs"),
+        (lambda: llm.generate("x", tokenization_kwargs={"a": 1}), "tokenization_kwargs.*truncate_prompt_tokens"),
+        (lambda: llm.generate("x", chat_template="{{ 1 }}"), "only chat"),
+        (lambda: llm.score("x", "y", chat_template="{{ 1 }}"), "only chat"),
+        (lambda: llm.chat(SAID, chat_template_content_format="strng"), "auto, string or openai"),
+        (lambda: llm.generate(["x"], prompt_token_ids=[[5], [6]]), "1 prompts but 2 prompt_token_ids"),
         (lambda: llm.stop_profile(), "start_profile"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=words):
@@ -281,7 +291,9 @@ def test_what_rests_on_features_to_come_says_what_to_use(llm):
     assert llm.wake_up() is None and llm.reset_mm_cache() is None
     out = llm.generate("x", greedy(2), use_tqdm=False, lora_request=None, prompt_adapter_request=None)
     older = llm.generate(prompt_token_ids=[[5, 6]], sampling_params=greedy(2), use_tqdm=MagicMock())
-    assert len(out) == 1 and older[0].prompt_token_ids == [5, 6]
+    assert len(out) == 1 and older[0].prompt_token_ids == [5, 6] and llm.generate(prompt_token_ids=[]) == []
+    (both,) = llm.generate("its text", greedy(2), False, prompt_token_ids=[5, 6])
+    assert (both.prompt, both.outputs[0].text) == ("its text", older[0].outputs[0].text)
 
 
 def test_the_model_and_its_worker(llm, tmp_path):
@@ -320,6 +332,41 @@ def test_an_engine_by_hand(tiny):
         with pytest.raises(ParameterError, match=words):
             EngineArgs(model=str(tiny), **given)
     assert "hush" not in repr(EngineArgs(hf_token="hush")) and EngineArgs(num_blocks=3) == EngineArgs(num_blocks=3)
+
+
+def added_up(pieces: list) -> tuple:
+    """What outputs of DELTA give together."""
+    texts, sums = {}, {}
+    for piece in pieces:
+        for out in piece.outputs:
+            texts[out.index] = texts.get(out.index, "") + out.text
+            sums[out.index] = out.cumulative_logprob
+    rows = [row for piece in pieces for row in piece.prompt_logprobs or []]
+    return texts, sums, rows, pieces[0].num_cached_tokens
+
+
+@pytest.mark.parametrize("given", [{"n": 2, "logprobs": 0}, {"best_of": 3}, {"prompt_logprobs": 1}], ids=repr)
+def test_a_step_and_a_stream_tell_what_output_kind_asks_for(given, tiny):
+    made = {kind: SamplingParams(seed=1, max_tokens=6, output_kind=kind, **given) for kind in RequestOutputKind}
+    told: dict = {kind: [] for kind in RequestOutputKind}
+    engine = LLMEngine.from_engine_args(EngineArgs(model=str(tiny), dtype="float32", **SMALL))
+    for kind, params in made.items():
+        engine.add_request(kind.name, "The mill", params)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            told[RequestOutputKind[output.request_id]].append(output)
+    engine.close()
+
+    async def streams() -> dict:
+        async with AsyncLLM(str(tiny), dtype="float32", **SMALL) as streaming:
+            return {kind: [each async for each in streaming.generate("The mill", p)] for kind, p in made.items()}
+
+    for found in (told, asyncio.run(streams())):
+        (final,) = found[RequestOutputKind.FINAL_ONLY]
+        assert all(each.outputs for kind in found for each in found[kind]) and len(final.outputs) == given.get("n", 1)
+        assert exact(found[RequestOutputKind.CUMULATIVE][-1]) == exact(final)
+        wanted = added_up([final])
+        assert added_up(found[RequestOutputKind.DELTA]) == wanted and wanted[0][0]
 
 
 def test_the_engine_of_an_llm_is_always_the_same(llm):
@@ -385,6 +432,14 @@ def test_a_bar_of_the_callers_own_is_told_and_closed(llm):
     assert [(bar.total, bar.seen, bar.closed) for bar in made] == [(3, 3, True)] * 2
     with pytest.raises(ParameterError, match="use_tqdm"):
         llm.embed("a", "b")
+
+
+def test_a_bar_is_for_terminals_and_never_among_what_a_program_prints(llm, monkeypatch):
+    for terminal in (False, True):
+        monkeypatch.setattr(Console, "is_terminal", terminal)
+        with redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()) as beside:
+            llm.generate([[5], [6]], greedy(2))
+        assert printed.getvalue() == "" and ("Generating" in beside.getvalue()) == terminal
 
 
 def test_a_vector_fills_the_context_and_the_smallest_cache(tmp_path):

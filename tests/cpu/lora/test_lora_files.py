@@ -178,7 +178,7 @@ def test_calls_that_make_no_sense(llm: LLM, base: Path, adapters: dict[str, Path
         ({"lora_request": 3}, "must be a LoRARequest"),
         ({"lora_request": [one, one]}, "1 prompts but 2 adapters"),
         ({"lora_request": LoRARequest("other", 1, "/no/such/folder")}, "no such adapter"),
-        ({"lora_request": LoRARequest("other", 1, "")}, "must be a LoRARequest"),
+        ({"lora_request": LoRARequest("other", 1, "")}, "lora_path must be"),
     ):
         with pytest.raises(UserError, match=words):
             llm.generate("x", greedy(1), False, **given)

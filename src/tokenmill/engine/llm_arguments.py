@@ -1,0 +1,55 @@
+"""What the methods of LLM are called with. Owns: one prompt or many, older ways to give token ids, and arguments of
+vLLM's methods that are taken only if they ask for nothing.
+
+Must not know: engines, what a prompt holds (prompts.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tokenmill.core.errors import ParameterError, shown
+from tokenmill.core.params import refuse_prompt_adapter
+from tokenmill.engine.prompts import Prompt
+
+FORMAT = "chat_template_content_format"
+LOST = {
+    "mm_processor_kwargs": "this engine reads text and token ids",
+    "tokenization_kwargs": "truncate_prompt_tokens, of SamplingParams or PoolingParams, cuts prompts",
+    "guided_options_request": "give SamplingParams(structured_outputs=...)",
+    "chat_template": "only chat() renders a template; score() and classify() take an instruction=",
+    "chat_template_content_format": "it is auto, string or openai, and all are the same here",
+}
+"""Arguments of vLLM's methods that would have no effect, and why."""
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
+    """The prompts as a list. A list of integers is one prompt; so is anything but a list (refused later)."""
+    if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
+        return [prompts]
+    many = list(prompts)
+    return [many] if many and all(isinstance(p, int) for p in many) else many
+
+
+def with_ids(prompts: Any, ids: Any) -> Any:
+    """The prompts of older programs, which give token ids besides the texts or instead of them."""
+    if ids is None:
+        return prompts
+    many = isinstance(ids, (list, tuple)) and not (ids and isinstance(ids[0], int))
+    rows = ids if many else [ids]
+    texts = [None] * len(rows) if prompts is None else as_list(prompts)
+    if len(texts) != len(rows):
+        raise ParameterError(f"{len(texts)} prompts but {len(rows)} prompt_token_ids.", param="prompt_token_ids")
+    return [{"prompt": text, "prompt_token_ids": row} for text, row in zip(texts, rows, strict=True)]
+
+
+def check_others(verb: str, others: Mapping[str, Any]) -> None:
+    """Accept vLLM's keyword arguments if they ask for nothing; refuse others by name."""
+    for name, value in others.items():
+        if name == "prompt_adapter_request":
+            refuse_prompt_adapter(value, name)
+        elif name not in LOST:
+            raise ParameterError(f"{verb} has no argument {name!r}.", param=name)
+        elif value is not None and value != {}:
+            raise ParameterError(f"{name} = {shown(value)} cannot be used: {LOST[name]}.", param=name)
