@@ -79,16 +79,22 @@ class BeamSearch:
         pool.sort(key=lambda c: (-c[0], c[1], c[2]))
         length = live[0].num_output + 1
         children: list[Children] = [[] for _ in live]
-        going = 0
+        going, late = 0, []
         last = length >= self.max_new
         for place, (total, parent, token) in enumerate(pool[: self.width]):
             ended = token in self.end_ids and length > self.min_new
             if ended or last:
+                end = (live[parent], token, total, length, "stop" if ended else "length")
                 if place < self.beams:
-                    self._finish(live[parent], token, total, length, "stop" if ended else "length")
+                    self._finish(*end)
+                else:
+                    late.append(end)
             elif going < self.beams:
                 children[parent].append((token, total))
                 going += 1
+        for end in late:  # they count where better ones do not fill their places: a constraint may let few beams go on
+            if (len(self.done) if last else going) < self.beams:
+                self._finish(*end)
         best = max((total for total, _, token in pool if token not in self.end_ids), default=float("-inf"))
         if last:
             return [(s, []) for s in live]

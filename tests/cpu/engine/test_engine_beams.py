@@ -117,6 +117,19 @@ def test_a_beam_that_cannot_go_on_leaves_the_others(tiny):
     assert len({*itertools.pairwise(out.token_ids)}) == 4
 
 
+@pytest.mark.parametrize("answers", [["yes", "no"], ["a", "ab", "b"], ["x", "y", "z", "xyz"]], ids=repr)
+def test_a_structure_has_room_for_as_many_beams_as_it_has_texts(answers, tiny):
+    """All end at about the same time, ranked behind other ends; none of them may be dropped."""
+    with open_llm(tiny, max_num_seqs=4) as llm:
+        for prompt in (list(PROMPTS[0]), [9], [44, 3]):
+            ask = {"use_beam_search": True, "temperature": 0.0, "structured_outputs": {"choice": answers}}
+            (found,) = run(llm, [prompt], SamplingParams(n=len(answers), **ask))
+            assert {o.finish_reason for o in found.outputs} == {"stop"} and {o.text for o in found.outputs} <= {
+                *answers
+            }
+        check_nothing_left(llm.engine)
+
+
 def test_beams_that_nobody_can_say_end_with_a_reason(tiny):
     ask = {"use_beam_search": True, "temperature": 0.0, "max_tokens": 3, "ignore_eos": True}
     with open_llm(tiny, max_num_seqs=4) as llm:

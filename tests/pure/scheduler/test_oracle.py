@@ -369,3 +369,18 @@ def test_beams_say_a_text_once() -> None:
     group.sequences = [Sequence(1, 0, group, [9, 5], 1, score=-3.0), Sequence(2, 0, group, [9, 6], 1, score=-4.0)]
     search.advance(group, {1: [(2, -0.1), (1, -0.2)], 2: [(1, -0.1), (2, -0.3)]})
     assert [h.tokens for h in search.done] == [[1], [5, 2]]
+
+
+def test_beams_that_all_end_at_once_are_all_answers() -> None:
+    """Where a grammar lets none go on, or no token is left, ends behind the best places fill those that are empty."""
+    never = -1e31
+    for most, first, second in (
+        (8, [(1, -0.1), (2, -0.2), (5, never), (6, never)], [(1, -0.1), (2, -3.0), (5, never)]),
+        (2, [(1, -0.1), (2, -0.2), (5, -9.0), (6, -9.5)], [(1, -0.1), (2, -3.0), (5, -9.0)]),
+    ):
+        search = BeamSearch(beams=2, end_ids=frozenset({1, 2}), max_new=most)
+        request = Request(id="x", prompt_ids=[9], params=SamplingParams(), seed=0)
+        group = SequenceGroup(request, search, RowSampling(), 10**6)
+        group.sequences = [Sequence(1, 0, group, [9, 5], 1, score=-0.1), Sequence(2, 0, group, [9, 6], 1, score=-4.0)]
+        search.advance(group, {1: first, 2: second})
+        assert [h.tokens for h in search.done] == [[5, 1], [6, 1]]
