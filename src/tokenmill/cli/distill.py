@@ -62,6 +62,8 @@ def distill(  # noqa: PLR0913
     heads, hidden, asked, layers = heads or 3, hidden or 0, layers or 0, layers or 2
     if hidden % 32:
         raise ParameterError(f"--hidden {hidden} must be a multiple of 32.")
+    if kind == "medusa" and length < heads + 2:
+        raise ParameterError(f"--heads {heads}: the last one learns from --length {heads + 2} on.")
     check_place(target)
     if os.path.isdir(target) and any(target.iterdir()) and not resume:
         raise ParameterError(f"{target} is not empty: name another folder, or go on with --resume.")

@@ -140,7 +140,7 @@ def save(folder: Path, student: Student) -> None:
 def _pick(count: int, course: Course, step: int) -> Tensor:
     """The lines of a step: every line once, in an order that depends on the seed alone, then again in another."""
     per = max(1, count // course.batch)
-    generator = torch.Generator().manual_seed(course.seed * 1_000_003 + step // per)
+    generator = torch.Generator().manual_seed((course.seed * 1_000_003 + step // per) % (1 << 63))
     order = torch.randperm(count, generator=generator)
     at = step % per * course.batch
     return order[at : at + course.batch]

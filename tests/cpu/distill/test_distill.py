@@ -203,6 +203,16 @@ def test_more_layers_than_there_are_cannot_be_cut_out(teacher, tmp_path):
     assert "--layers 4: " in done.output and "has no more than 3" in done.output
 
 
+def test_every_head_has_something_to_learn(teacher, tmp_path):
+    arguments = ["distill", str(teacher / "teacher"), str(tmp_path / "x"), "--data", str(teacher / "text.txt")]
+    done = CliRunner().invoke(app, [*arguments, "--kind", "medusa", "--heads", "15", "--length", "16"])
+    assert done.exit_code == 2 and "--heads 15: " in done.output and "from --length 17 on" in done.output
+
+
+def test_the_largest_seed(teacher, tmp_path):
+    distill(teacher, tmp_path / "x", "medusa", "--steps", "1", "--seed", str((1 << 63) - 1))
+
+
 def test_lines_end_at_line_feeds_alone(tmp_path):
     """JSON may hold what Unicode calls a line's end, too."""
     said = "one\u2028two\u2029three\x85four"
