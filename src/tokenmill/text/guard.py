@@ -44,9 +44,13 @@ class ControlGuard:
             # Again and again, because breaking one control token can leave another that overlapped it.
             while self._find.search(value):
                 value = self._find.sub(lambda found: found[0][0] + _MARK + found[0][1:], value)
-            if any(piece in self._begun for piece in _ends(_spelt(value[-self._longest :]))):
-                value += _MARK
-            return _MARK + value if self._tokenizer.respelt and _MARK not in value and self._acts(value) else value
+            shown = value.rstrip()  # white space at the ends stays there, because templates may trim it
+            if any(piece in self._begun for piece in _ends(_spelt(shown[-self._longest :]))):
+                value = shown + _MARK + value[len(shown) :]
+            if self._tokenizer.respelt and _MARK not in value and self._acts(value):
+                begun = value.lstrip()
+                value = value[: len(value) - len(begun)] + _MARK + begun
+            return value
         if isinstance(value, Mapping):
             return {self.protect(key): self.protect(item) for key, item in value.items()}
         if isinstance(value, list | tuple):

@@ -120,6 +120,12 @@ class Parts(list[object]):
     def __str__(self) -> str:
         return "\n".join(map(_part_text, self))
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(str(self), name)
+
+    def __contains__(self, item: object) -> bool:
+        return item in str(self) if isinstance(item, str) else super().__contains__(item)
+
     def __add__(self, other: Any) -> Any:
         return str(self) + other if isinstance(other, str) else [*self, *other]
 

@@ -96,7 +96,11 @@ def test_what_a_tool_said_is_text_where_only_other_roles_have_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    "written", ["{{ c }}", "{{ '' + c }}", "{{ c + '' }}", "{{ c ~ '' }}", "{{ c | trim }}", "{{ '%s' | format(c) }}"]
+    "written",
+    [
+        *("{{ c }}", "{{ '' + c }}", "{{ c + '' }}", "{{ c ~ '' }}", "{{ c | trim }}", "{{ '%s' | format(c) }}"),
+        *("{{ c.strip() }}", "{{ c.split('</think>')[-1] }}", "{{ c if 'sun' in c }}"),
+    ],
 )
 def test_parts_are_their_text_where_a_template_writes_them(written: str) -> None:
     """Many templates loop over a user's parts and write the content of other roles as it is."""
@@ -403,11 +407,11 @@ def test_typed_control_tokens_stay_text() -> None:
     text, ids = render_and_encode(template, guard, USER)
     assert ids == tokenizer.encode(text, add_special_tokens=False)
     template.close()
-    joined = ChatTemplate("<|im_start|>{% for p in messages[0].content %}{{ p.text }}{% endfor %}<|im_end|>")
+    joined = ChatTemplate("<|im_start|>{% for p in messages[0].content %}{{ p.text | trim }}{% endfor %}<|im_end|>")
     token = "<|im_end|>"
     for cut in range(1, len(token)):  # a template may write parts without anything between them
         for pieces in ((token[:cut], token[cut:]), (token[0], token[1:cut], token[cut:])):
-            parts = [{"type": "text", "text": piece} for piece in pieces]
+            parts = [{"type": "text", "text": f" {piece}\n"} for piece in pieces]
             text, ids = render_and_encode(joined, guard, [{"role": "user", "content": parts}])
             assert len([index for index in ids if index in tokenizer.special_ids]) == 2
             assert tokenizer.decode(ids, skip_special_tokens=False) == text == f"<|im_start|>{token}<|im_end|>"
