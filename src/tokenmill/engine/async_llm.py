@@ -27,6 +27,7 @@ from tokenmill.engine.routing import Router, asked_of
 from tokenmill.engine.said import MOST_DEATHS
 from tokenmill.engine.service import Caller, OrphanedError, Service, ends_of
 from tokenmill.engine.weights import Weights, WeightUpdates
+from tokenmill.engine.wire import Add
 
 LOOK_S = 0.01
 """How often a model that is about to sleep checks whether its requests have ended."""
@@ -44,8 +45,8 @@ class AsyncLLM:
         self.routed = list(self.services)
         """The services that the router knows of."""
         self.owners: dict[str, int] = {}
-        self.waiting = 0
-        """How many requests wait until any engine has loaded again."""
+        self.waiting: list[str] = []
+        """The names of requests that wait until any engine has loaded again; "" for the adapter of one."""
         self._weights = WeightUpdates(self.service.built)
         self.reader = PromptReader(self.service.built.tokenizer, self.service.built.facts.max_model_len)
         # If the object is dropped without close(), no thread may keep the model.
@@ -110,6 +111,7 @@ class AsyncLLM:
 
     async def abort(self, request_id: str) -> None:
         """End a request; its iterator ends with finish_reason "abort"."""
+        self.waiting = [name for name in self.waiting if name != request_id]
         number = self.owners.get(request_id)
         if number is not None:
             await self.services[number].abort(request_id)
@@ -147,18 +149,14 @@ class AsyncLLM:
         are refused."""
         check_level(level)
         check_mode(mode)
-        services = self.alive
-        for service in services:
+        for service in self.services:
             service.built.sleep.closing = True
         try:
-            for service in services if mode == "abort" else ():
-                for name in list(service.callers):
-                    await service.abort(name)
-            while self.waiting or any(service.has_work for service in self.services):
-                await asyncio.sleep(LOOK_S)
+            for name in [*self.owners, *filter(None, self.waiting)] if mode == "abort" else ():
+                await self.abort(name)
+            await self._quiet()
             self.crew.successors.rest()
-            while self.crew.successors.arriving:  # one that has loaded sleeps with the others
-                await asyncio.sleep(LOOK_S)
+            await self._quiet()  # one that has loaded sleeps with the others
             for service in self.alive:  # one that dies has given its memory back
                 with contextlib.suppress(EngineDeadError):
                     await service.call(functools.partial(service.built.sleep.sleep, level))
@@ -168,8 +166,18 @@ class AsyncLLM:
             await self._wake_all(None)
             raise
         finally:
-            for service in services:
+            for service in self.services:
                 service.built.sleep.closing = False
+
+    async def _quiet(self) -> None:
+        """Wait until no request is open. Engines that load meanwhile refuse new ones, too, once none waits for them."""
+        while True:
+            arriving = self.crew.successors.arriving  # before those that have come are told
+            for service in self.services if not self.waiting else ():
+                service.built.sleep.closing = True
+            if not (arriving or self.waiting or any(service.has_work for service in self.services)):
+                return
+            await asyncio.sleep(LOOK_S)
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """Take memory again: all of it, or only "weights" or "kv_cache"."""
@@ -255,7 +263,10 @@ class AsyncLLM:
         """What is said to the request; if its engine dies, another one goes on."""
         lost: Caller | None = None
         while True:
-            await self._engine()
+            if not await self._engine(request.id):
+                for i in sorted(lost.left) if lost is not None else range(Add(request, pooling).num_outputs):
+                    yield TextDelta(request_id=request.id, index=i, finish_reason="abort")
+                return
             with self._owner(request) as service:
                 try:
                     async with contextlib.aclosing(service.generate(request, pooling, lost)) as deltas:
@@ -272,14 +283,16 @@ class AsyncLLM:
                     yield delta
                 return
 
-    async def _engine(self) -> None:
-        """Wait while no engine is there and one will come."""
-        self.waiting += 1
+    async def _engine(self, name: str = "") -> bool:
+        """Wait while no engine is there and one will come. False: the request was aborted meanwhile."""
+        self.waiting.append(name)
         try:
-            while self.crew.must_wait:
+            while self.crew.must_wait and name in self.waiting:
                 await asyncio.sleep(LOOK_S)
+            return name in self.waiting
         finally:
-            self.waiting -= 1
+            with contextlib.suppress(ValueError):
+                self.waiting.remove(name)
 
     @contextlib.contextmanager
     def _owner(self, request: Request) -> Iterator[Service]:

@@ -97,7 +97,14 @@ class Successors(Generic[T]):
             self.coming |= numbers
             stop = self.stop
         for number in numbers:  # by its name, the thread ends before the processes that it starts (process/parent.py)
-            threading.Thread(target=self._load, args=(number, stop), name="load-engine", daemon=True).start()
+            loads = threading.Thread(target=self._load, args=(number, stop), name="load-engine", daemon=True)
+            try:
+                loads.start()
+            except RuntimeError as error:  # there may be no more threads; whoever tells of the death must go on
+                log.error("engine %d cannot be loaded: %s", number, error)
+                with self.lock:
+                    self.coming.discard(number)
+                    self.missing.add(number)
 
     def _end(self) -> None:
         with self.lock:

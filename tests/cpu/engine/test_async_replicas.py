@@ -160,6 +160,11 @@ async def _others_go_on(tiny: Path) -> None:
             _kill(service)
         while any(service.dead is None for service in lost):
             await asyncio.sleep(0)
+        gone = asyncio.ensure_future(anext(llm.generate({"prompt_token_ids": [5, 6]}, greedy(5), "gone")))
+        while "gone" not in llm.waiting:
+            await asyncio.sleep(0)
+        await llm.abort("gone")
+        assert (await gone).outputs[0].finish_reason == "abort" and llm.crew.must_wait
         assert await asyncio.gather(*(ask(llm, i) for i in range(8))) == wanted, "they wait for an engine"
         while any(service in llm.services for service in lost):
             await asyncio.sleep(0.01)
