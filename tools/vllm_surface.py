@@ -59,7 +59,7 @@ METHODS: dict[str, Verdict] = {
     "sleep": done("with `enable_sleep_mode=True`; level 2 reads the files again by itself"),
     "wake_up": done(),
     "get_metrics": done("the server's series; histograms are left to requests' own `metrics`"),
-    "get_world_size": done("1"),
+    "get_world_size": done(),
     "enqueue": refused("`llm_engine.add_request()` and `step()` do it"),
     "wait_for_completion": refused("`llm_engine.step()` while `has_unfinished_requests()`"),
     "init_weight_transfer_engine": refused("`update_weights()` takes tensors or a file; there are no ranks to connect"),

@@ -337,8 +337,9 @@ class LLM:
         """Do nothing: there is no cache of media."""
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """How many processes the model is spread over."""
-        return 1
+        """How many ranks the model is spread over; include_dp: in all engines."""
+        parallel = self.built.config.parallel
+        return parallel.ranks * (parallel.data_parallel_size if include_dp else 1)
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record what torch does from now on."""

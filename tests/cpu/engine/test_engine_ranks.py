@@ -97,7 +97,8 @@ for options in {options!r}:
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     prompts = [dict(prompt_token_ids=[3 + i, 7]) for i in range(4)]
     print([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
-    print(sorted(one.labels["engine"] for one in llm.get_metrics() if one.name == "vllm:num_requests_running"))
+    print(sorted(one.labels["engine"] for one in llm.get_metrics() if one.name == "vllm:num_requests_running"),
+          llm.get_world_size(), llm.get_world_size(include_dp=False))
     llm.close()
 """
 
@@ -120,8 +121,12 @@ def test_a_script_with_several_processes_needs_no_guard(options, tiny, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     begun, *said = done.stdout.splitlines()
     assert begun == "begun" and set(said[::2]) == {said[0]}, "the answers of one process"
-    counts = [each.get("data_parallel_size", 1) for each in (dict[str, int](), *options)]
-    assert said[1::2] == [str([str(number) for number in range(count)]) for count in counts]
+    wanted = []
+    for each in (dict[str, int](), *options):
+        engines = each.get("data_parallel_size", 1)
+        ranks = each.get("tensor_parallel_size", 1) * each.get("pipeline_parallel_size", 1)
+        wanted.append(f"{[str(number) for number in range(engines)]} {engines * ranks} {ranks}")
+    assert said[1::2] == wanted
 
 
 def test_every_rank_does_what_it_is_told_behind_the_plans_before(tiny):
