@@ -64,6 +64,7 @@ def _application() -> FastAPI:
 def verdict_of_path(line: str) -> Verdict | None:
     """What becomes of "METHOD /path"; None: nobody has thought of it."""
     method, path = line.replace("{id}", "an-id").split(" ")
+    path = next((api.renamed[path] for api in APIS if path in api.renamed), path)
     scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
     matched = [route for route in _application().routes if route.matches(scope)[0] == Match.FULL]
     if path in ABSENT or not matched:

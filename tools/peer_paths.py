@@ -34,7 +34,8 @@ PATHS: dict[str, tuple[str, ...]] = {
         "POST /api/web_search", "POST /api/web_fetch", "GET /",
     ),
     "llama.cpp": (
-        "GET /health", "GET /v1/health", "POST /completion", "POST /completions", "POST /tokenize", "POST /detokenize",
+        "GET /health", "GET /v1/health", "POST /completion", "POST /completions", "POST /chat/completions",
+        "POST /tokenize", "POST /detokenize",
         "POST /apply-template", "POST /embedding", "POST /embeddings", "POST /infill", "GET /props", "POST /props",
         "GET /slots", "POST /slots/{id}", "GET /lora-adapters", "POST /lora-adapters", "GET /metrics", "POST /rerank",
         "POST /reranking", "POST /v1/rerank", "POST /v1/reranking", "GET /models", "POST /models/load",

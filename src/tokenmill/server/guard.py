@@ -49,6 +49,7 @@ class Guard:
         self.generating = frozenset[str]().union(*(api.generating for api in apis))
         self.keyless = frozenset[str]().union(*(api.keyless for api in apis))
         self.unlogged = OPEN_PATHS.union(*(api.unlogged for api in apis))
+        self.renamed = {name: path for api in apis for name, path in api.renamed.items()}
         self.streamed = tuple(prefix for api in apis for prefix in api.streamed)
         self.access = Access(self.config.listen)
         self.load = Load()
@@ -62,11 +63,12 @@ class Guard:
         """The prefix of all paths, whether or not a proxy strips it. `/`: there is none."""
 
     def inner_path(self, path: str) -> str:
-        """A path without the prefix that --root-path names, and without a slash at its end: a redirection would name
-        an address that may not be the client's (behind a proxy), and cost a second body."""
+        """A path without the prefix that --root-path names, without a slash at its end, and by its first name: a
+        redirection would name an address that may not be the client's (behind a proxy), and cost a second body."""
         if self.root != "/" and (path == self.root or path.startswith(self.root + "/")):
             path = path[len(self.root) :]
-        return path.removesuffix("/") or "/"
+        path = path.removesuffix("/") or "/"
+        return self.renamed.get(path, path)
 
     def wording(self, path: str, headers: Headers) -> Callable[[HttpError], bytes]:
         """The function that words errors on a path."""

@@ -60,6 +60,8 @@ class Api:
     header calls every body a form."""
     streamed: tuple[str, ...] = ()
     """Prefixes of paths whose POSTs bring bytes that their handlers read as they arrive."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Paths that are other names of paths, of this API or of another one."""
     header: bytes = b""
     shared: tuple[str, ...] = ()
     """Prefixes of paths that another API has as well. Requests with `header` belong to this API."""

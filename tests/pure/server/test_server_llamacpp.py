@@ -24,6 +24,19 @@ async def coder(start: Starter, **options: Any) -> Served:
     return await start(FakeOptions(tokenizer=byte_tokenizer(MARKS), **options))
 
 
+async def test_chats_have_a_path_without_v1_too(start: Starter) -> None:
+    """As llama.cpp's: a client's base address may lack it. Fields, streams, errors and metrics are those of /v1."""
+    served = await start(FakeOptions(script="one"))
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    for path in ("/v1/chat/completions", "/chat/completions", "/chat/completions/"):
+        found = (await served.post(path, chat)).json()
+        assert found["object"] == "chat.completion" and found["choices"][0]["message"]["content"] == "one"
+        assert (await served.post(path, {**chat, "stream": True})).text.endswith("data: [DONE]\n\n")
+        wrong = await served.post(path, {"messages": "Hi"})
+        assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "messages"
+    assert 'handler="/chat/completions"' not in (await served.client.get("/metrics")).text
+
+
 async def test_a_completion_has_llama_cpp_s_shape(start: Starter) -> None:
     served = await start(FakeOptions(script="one\ntwo"))
     for path in ("/completion", "/completions"):

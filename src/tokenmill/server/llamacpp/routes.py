@@ -108,6 +108,7 @@ LLAMACPP = Api(
     prefixes=(*GENERATING, *EMBEDDING, "/apply-template", "/props", "/slots", "/lora-adapters"),
     error=answers.error_body,
     any_type=True,
+    renamed={"/chat/completions": "/v1/chat/completions"},
     streams=Streams(asked=frozenset(GENERATING), failed=lambda found: b"data: " + answers.error_body(found) + b"\n\n"),
 )
 
