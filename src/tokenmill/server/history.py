@@ -92,8 +92,8 @@ class History:
         ring.add(_key(record.owner, record.id) + _encode(record.began) + _encode(_shown(record)))
 
     def find(self, request_id: str, owner: str) -> dict[str, Any] | None:
-        """A record as JSON: of the answer's id, or of the header X-Request-Id that is part of it. None for an unknown id,
-        and for a record of somebody else."""
+        """A record as JSON: of the answer's id, or of the header X-Request-Id that is part of it. None for an unknown
+        id, and for a record of somebody else."""
         for name in (request_id, *(kind + request_id for kind in _KINDS)):
             if (record := self.open.get((owner, name))) is not None:
                 return _shown(record)
