@@ -178,9 +178,12 @@ def fitting_length(
     if wanted <= fits:
         return wanted
     if config.model.max_model_len is not None:
+        flag = (
+            "--kv-cache-memory-bytes" if config.cache.num_gpu_blocks_override is None else "--num-gpu-blocks-override"
+        )
         raise UserError(
             f"--max-model-len {wanted} needs more K/V cache than there is (room for {fits} tokens): "
-            "lower it, or give more with --kv-cache-memory-bytes.",
+            f"lower it, or give more with {flag}.",
             param="max_model_len",
         )
     reasons.append(f"context of {fits} tokens instead of {wanted}: what the K/V cache holds")
