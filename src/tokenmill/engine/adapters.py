@@ -90,8 +90,10 @@ class AdapterDesk:
             self.register(name, path, number)
 
     def follow(self, other: AdapterDesk) -> None:
-        """Have the adapters of another engine, under their numbers."""
+        """Have the adapters of another engine, under their numbers. None is given again, because prefixes are cached by
+        them."""
         known = dict(other.numbers)
+        self.next_number = max(self.next_number, other.next_number)
         for entry in known.values():
             if entry not in other.leaving and entry.number not in self.numbers:
                 try:

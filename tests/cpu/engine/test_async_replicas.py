@@ -187,8 +187,8 @@ async def _adapters_are_taken_over(tiny: Path, folder: Path) -> None:
         return list(outputs[-1].outputs[0].token_ids)
 
     async with AsyncLLM(str(tiny), data_parallel_size=2, enable_lora=True, **OPTIONS) as llm:
-        await llm.add_lora(gone)
         wanted, plain = await answer(ask), await answer(None)
+        await llm.add_lora(gone)
         assert await llm.remove_lora(3) and wanted != plain
         for number in (0, 1):
             lost = llm.services[number]
@@ -199,6 +199,9 @@ async def _adapters_are_taken_over(tiny: Path, folder: Path) -> None:
             found = await llm.services[number].call(llm.services[number].built.adapters.list_given)
             assert found == {7}
         assert await asyncio.gather(*(answer(ask) for _ in range(6))) == [wanted] * 6
+        await llm.add_lora(gone)
+        numbers = [set(service.built.adapters.numbers) for service in llm.services]
+        assert numbers == [{1, 3}] * 2, "a number that an engine's cache may know is not given again"
 
 
 def test_adapters_are_taken_over(tiny: Path, tmp_path: Path) -> None:
