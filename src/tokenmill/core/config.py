@@ -415,6 +415,9 @@ def _read_groups(
         if name not in known:
             close = difflib.get_close_matches(given, [*known, *names], n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
+            if groups is GROUPS and given in all_options(SERVER_GROUPS):
+                hint = f" It is the server's (--{given.replace('_', '-')})."
+                hint += " Offline, give it to chat()." if given == "chat_template" else ""
             raise ParameterError(f"Unknown option {shown(given)}.{hint}", param=given)
         chosen[known[name][0]][name] = value
     for values in chosen.values():

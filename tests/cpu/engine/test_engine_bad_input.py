@@ -183,6 +183,7 @@ OPTIONS = [
     ({"max_model_len": 99999999999}, "99999999999 is more than the 2048 tokens of this model's context"),
     ({"max_model_len": 2049, "hf_overrides": {"max_position_embeddings": 2048}}, "2049 is more than the 2048"),
     ({"max_model_len": 64, "num_blocks": 1}, "give more with --num-gpu-blocks-override"),
+    ({"chat_template": "x"}, r"server's \(--chat-template\). Offline, give it to chat\(\)"),
     ({"pipeline_parallel_size": 65}, "at most 64"), ({"cpu_offload_gb": 4}, "cpu_offload_gb"),
     ({"quantization": "int99"}, "int99"), ({"model": "/nowhere/at/all"}, "nowhere"),
 ]  # fmt: skip
