@@ -8,7 +8,7 @@ import functools
 import time
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any
 
 from tokenmill.core.config import make_config
@@ -157,9 +157,8 @@ class AsyncLLM:
             await self._quiet()
             self.crew.successors.rest()
             await self._quiet()  # one that has loaded sleeps with the others
-            for service in self.alive:  # one that dies has given its memory back
-                with contextlib.suppress(EngineDeadError):
-                    await service.call(functools.partial(service.built.sleep.sleep, level))
+            for service in self.alive:
+                await _unless_dead(service, functools.partial(service.built.sleep.sleep, level))
             if (dead := self.alive[0].dead) is not None:
                 raise EngineDeadError(dead)
         except BaseException:  # all engines sleep, or none
@@ -184,12 +183,13 @@ class AsyncLLM:
         await self._wake_all(tags)
 
     async def _wake_all(self, tags: list[str] | None) -> None:
-        """Wake the engines, and load those that have died meanwhile."""
-        living = [service for service in self.services if service.dead is None]
-        for service in living:
-            await service.call(functools.partial(service.built.sleep.wake, tags))
-        if not any(service.built.sleep.asleep for service in living):
+        """Wake the engines, and load those that have died meanwhile, or die now."""
+        for service in [service for service in self.services if service.dead is None]:
+            await _unless_dead(service, functools.partial(service.built.sleep.wake, tags))
+        if not any(service.built.sleep.asleep for service in self.services if service.dead is None):
             self.crew.successors.rise()
+        if (dead := self.alive[0].dead) is not None and not self.crew.must_wait:
+            raise EngineDeadError(dead)
 
     async def is_sleeping(self) -> bool:
         """Is any of the model's memory given back?"""
@@ -316,6 +316,15 @@ class AsyncLLM:
             del self.owners[request.id]
             if self.router is not None:
                 self.router.done(number, request.id)
+
+
+async def _unless_dead(service: Service, sleep_or_wake: Callable[[], Any]) -> None:
+    """Have an engine sleep or wake. One that dies has given its memory back, and another one is loaded in its place."""
+    try:
+        await service.call(sleep_or_wake)
+    except EngineDeadError:
+        while service.dead is None:  # its thread looks after ranks between steps
+            await asyncio.sleep(LOOK_S)
 
 
 def _close(reader: PromptReader, crew: Crew) -> None:

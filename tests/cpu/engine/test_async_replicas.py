@@ -117,6 +117,14 @@ async def _one_is_lost(llm: AsyncLLM) -> None:
     while llm.services[0] is lost:
         await asyncio.sleep(0.01)
     await llm.check_health()
+    await llm.sleep(1)
+    lost = llm.services[0]
+    _kill(lost)
+    await llm.wake_up()  # the other one is awake, whenever the death is noticed
+    assert not await llm.is_sleeping()
+    while llm.services[0] is lost:
+        await asyncio.sleep(0.01)
+    await llm.check_health()
 
 
 def _kill(service: Service) -> None:
