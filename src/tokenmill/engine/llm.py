@@ -36,7 +36,7 @@ from tokenmill.engine.driver import Driver, wait_for_last_step
 from tokenmill.engine.engine_args import EngineArgs
 from tokenmill.engine.gauges import AllGauges
 from tokenmill.engine.hub_tokenizer import HubTokenizer
-from tokenmill.engine.llm_arguments import FORMAT, LOST, as_list, check_others, with_ids
+from tokenmill.engine.llm_arguments import FORMAT, LOST, about, as_list, check_others, with_ids
 from tokenmill.engine.llm_engine import LLMEngine
 from tokenmill.engine.metrics import Metric, read_metrics
 from tokenmill.engine.outputs import Accumulator
@@ -108,9 +108,10 @@ class LLM:
         adapters = self._adapters(lora_request, len(many))
         requests = []
         for i, prompt in enumerate(many):
-            text, ids, salt = self.reader.read(prompt, params[i])
-            rank = check_priority(priority[i], self.built.config.schedule.scheduling_policy) if priority else 0
-            requests.append(self._request(text, ids, params[i], priority=rank, salt=salt, adapter=adapters[i]))
+            with about(i, len(many)):
+                text, ids, salt = self.reader.read(prompt, params[i])
+                rank = check_priority(priority[i], self.built.config.schedule.scheduling_policy) if priority else 0
+                requests.append(self._request(text, ids, params[i], priority=rank, salt=salt, adapter=adapters[i]))
         return [each.output() for each in self._drive(requests, use_tqdm)]
 
     def chat(
@@ -138,10 +139,11 @@ class LLM:
         params = self._params(sampling_params, len(many))
         adapters = self._adapters(lora_request, len(many))
         requests = []
-        for conversation, each, adapter in zip(many, params, adapters, strict=True):
-            text, ids = self.reader.chat(conversation, each, **dict(template))
-            each = self.reader.with_reasoning(text, each)
-            requests.append(self._request(text, ids, each, salt=salt, adapter=adapter))
+        for i, conversation in enumerate(many):
+            with about(i, len(many)):
+                text, ids = self.reader.chat(conversation, params[i], **dict(template))
+                each = self.reader.with_reasoning(text, params[i])
+                requests.append(self._request(text, ids, each, salt=salt, adapter=adapters[i]))
         return [each.output() for each in self._drive(requests, use_tqdm)]
 
     def beam_search(
@@ -460,7 +462,8 @@ class LLM:
         """Raise the error of a bad request before any work begins."""
         admission = self.engine.admission
         for place, request in enumerate(requests):
-            admission.check(request, place, pooling)
+            with about(place, len(requests)):
+                admission.check(request, place, pooling)
 
 
 def _pooling(given: PoolingParams | None, **more: Any) -> PoolingParams:

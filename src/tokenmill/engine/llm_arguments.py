@@ -1,15 +1,16 @@
 """What the methods of LLM are called with. Owns: one prompt or many, older ways to give token ids, and arguments of
-vLLM's methods that are taken only if they ask for nothing.
+vLLM's methods that are taken only if they ask for nothing. Also which of many requests an error is about.
 
 Must not know: engines, what a prompt holds (prompts.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from tokenmill.core.errors import ParameterError, shown
+from tokenmill.core.errors import ParameterError, UserError, shown
 from tokenmill.core.params import refuse_prompt_adapter
 from tokenmill.engine.prompts import Prompt
 
@@ -42,6 +43,17 @@ def with_ids(prompts: Any, ids: Any) -> Any:
     if len(texts) != len(rows):
         raise ParameterError(f"{len(texts)} prompts but {len(rows)} prompt_token_ids.", param="prompt_token_ids")
     return [{"prompt": text, "prompt_token_ids": row} for text, row in zip(texts, rows, strict=True)]
+
+
+@contextmanager
+def about(place: int, count: int) -> Iterator[None]:
+    """Let an error say which of many requests it is about."""
+    try:
+        yield
+    except UserError as error:
+        if count > 1:
+            error.add_note(f"It is about request {place} of {count}, counted from 0.")
+        raise
 
 
 def check_others(verb: str, others: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from tokenmill.core.pooled import (
     ScoringRequestOutput,
 )
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.engine.llm_arguments import about
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import Prompt, PromptReader
 from tokenmill.engine.scores import (
@@ -56,9 +57,10 @@ class Pooler:
         cut = self.context if params.truncate_prompt_tokens == LONGEST else params.truncate_prompt_tokens
         sampling = SamplingParams(max_tokens=1, truncate_prompt_tokens=cut)
         requests = []
-        for prompt in prompts:
-            text, ids, salt = self.reader.read(prompt, sampling)
-            requests.append(self.make(text, ids, sampling, salt=salt))
+        for place, prompt in enumerate(prompts):
+            with about(place, len(prompts)):
+                text, ids, salt = self.reader.read(prompt, sampling)
+                requests.append(self.make(text, ids, sampling, salt=salt))
         found = []
         for place, done in enumerate(self.drive(requests, AS_STATED if params.pooling is None else params.pooling)):
             if done.pooled is None:

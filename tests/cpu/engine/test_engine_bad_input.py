@@ -129,6 +129,24 @@ def test_unusable_calls(llm):
     assert exact(run(llm, ["The mill"], greedy(8))[0]) == llm.before
 
 
+def test_an_error_says_which_of_many_requests_it_is_about(llm):
+    said, long = [{"role": "user", "content": "x"}], {"prompt_token_ids": [1] * 65}
+    for call in (
+        lambda: llm.generate(["x", "x", ""], greedy(2)),
+        lambda: llm.generate(["x", "x", {"promt": "x"}], greedy(2)),
+        lambda: llm.generate(["x", "x", long], greedy(2)),
+        lambda: llm.chat([said, said, [{"role": "user", "content": 5}]], greedy(2)),
+        lambda: llm.embed(["x", "x", 5]),
+        lambda: llm.embed(["x", "x", long]),
+    ):
+        with pytest.raises(UserError) as caught:
+            call()
+        assert caught.value.__notes__ == ["It is about request 2 of 3, counted from 0."]
+    with pytest.raises(UserError) as caught:
+        llm.generate("", greedy(2))
+    assert not hasattr(caught.value, "__notes__")
+
+
 def test_texts_that_cannot_fit_are_refused_unread(llm, monkeypatch):
     tokenizer = llm.get_tokenizer()
     most = 64 * tokenizer.longest_token
