@@ -64,17 +64,12 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
                 f"A structure is one of {', '.join(forms)}; this has {', '.join(given) or 'none of them'}.",
                 param="structured_outputs",
             )
-        for name in ("disable_any_whitespace", "disable_additional_properties"):
-            if getattr(self, name):
-                raise ParameterError(
-                    f"{name} has no effect here: put it into the schema, or use whitespace_pattern.", param=name
-                )
 
     def as_options(self) -> dict[str, Any]:
         """The dict for `SamplingParams.structured_outputs`. Backends and fallbacks are dropped: all enforce the
         same."""
-        names = ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "whitespace_pattern")
-        return {name: getattr(self, name) for name in names if getattr(self, name) not in (None, False)}
+        names = set(self.__struct_fields__) - {"backend", "disable_fallback"}
+        return {name: value for name in sorted(names) if (value := getattr(self, name)) not in (None, False)}
 
 
 GuidedDecodingParams = StructuredOutputsParams

@@ -169,7 +169,7 @@ ENGINE: Mapping[str, Other] = {
     ),
     **_refused("give speculative_config", "speculative_model", "num_speculative_tokens", "ngram_prompt_lookup_max",
                "ngram_prompt_lookup_min"),
-    **_refused("put it into the schema", "guided_decoding_disable_any_whitespace",
+    **_refused("set it in requests, beside the schema (structured_outputs)", "guided_decoding_disable_any_whitespace",
                "guided_decoding_disable_additional_properties"),
     **_refused("start_profile() and stop_profile() write a trace", "profiler_config", "enable_layerwise_nvtx_tracing"),
     **_refused("--otlp-traces-endpoint sends a trace of each request", "collect_detailed_traces"),

@@ -168,6 +168,13 @@ def test_structures_as_objects_and_by_their_older_name(llm):
     later = SamplingParams(max_tokens=20)
     later.structured_outputs = StructuredOutputsParams(regex="[0-9]{3}")
     assert run(llm, ["x"], later)[0].outputs[0].text.isdigit()
+    spaced = {"json": {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}, "backend": "xgrammar"}
+    for switch in ("disable_any_whitespace", "disable_additional_properties"):
+        made = StructuredOutputsParams(**spaced, **{switch: True})
+        assert made.as_options() == {"json": spaced["json"], switch: True}
+    closed = StructuredOutputsParams(**spaced, disable_any_whitespace=True, disable_additional_properties=True)
+    (only,) = run(llm, ["x"], SamplingParams(structured_outputs=closed, temperature=2.0, seed=1, max_tokens=20))
+    assert only.outputs[0].text == '{"a":1}'
     for make, words in (
         (lambda: StructuredOutputsParams(), "one of json"),
         (lambda: StructuredOutputsParams(regex="a", choice=["b"]), "one of"),
