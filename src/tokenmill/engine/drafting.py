@@ -203,13 +203,15 @@ def _windows(spec: dict[str, Any]) -> Windows | None:
     )
     if found.nodes > MOST_NODES:
         raise _refuse(
-            f"windows of {found.window} and {found.candidates} candidates of {found.length - 1} tokens each are "
-            f"{found.nodes} nodes, more than {MOST_NODES}"
+            f"lookahead_window {found.window} and lookahead_candidates {found.candidates} with lookahead_ngram "
+            f"{found.length} are {found.nodes} nodes, more than {MOST_NODES}"
         )
     if found.levels > MAX_DRAFTS:
         raise _refuse(f"lookahead_window + lookahead_ngram may be {MAX_DRAFTS + 2} at most: a tree is so deep")
     if spec.get("num_speculative_tokens") not in (None, found.nodes):
-        raise _refuse(f"num_speculative_tokens is {spec['num_speculative_tokens']}, and there are {found.nodes} nodes")
+        raise _refuse(
+            f"num_speculative_tokens is {shown(spec['num_speculative_tokens'])}, and there are {found.nodes} nodes"
+        )
     return found
 
 

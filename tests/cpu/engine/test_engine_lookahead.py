@@ -118,7 +118,7 @@ def test_windows_find_runs_of_the_text_and_of_the_model():
     ("config", "why"),
     [
         ({"lookahead_ngram": 3}, "has no meaning"),
-        ({"lookahead_window": 30}, "nodes, more than 64"),
+        ({"lookahead_window": 30}, "lookahead_window 30 .* nodes, more than 64"),
         (
             {"lookahead_window": 12, "lookahead_candidates": 1, "lookahead_ngram": 5, "num_speculative_tokens": 9},
             "52 nodes",
