@@ -193,7 +193,8 @@ class AsyncLLM:
 
     async def is_sleeping(self) -> bool:
         """Is any of the model's memory given back?"""
-        return any(service.built.sleep.asleep for service in self.alive)
+        living = [service for service in self.services if service.dead is None]
+        return self.crew.successors.resting or any(service.built.sleep.asleep for service in living)
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """Add an adapter by name and files; it is read while steps go on."""

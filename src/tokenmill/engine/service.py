@@ -122,6 +122,8 @@ class Service:
         name, command = request.id, Add(request, pooling)
         self.home.check()
         if self.dead is not None:
+            if not self.alone:  # if all have died asleep, others come when they are woken
+                self.built.sleep.check()
             raise EngineDeadError(self.dead)
         if name in self.callers:
             raise IdInUseError(name)

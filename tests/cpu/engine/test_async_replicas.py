@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1] / "lora"))
 from making import write_adapter
 
 from tokenmill import AsyncLLM, LoRARequest, SamplingParams
-from tokenmill.core.errors import EngineDeadError, UserError
+from tokenmill.core.errors import BusyError, EngineDeadError, UserError
 from tokenmill.core.params import RequestOutputKind
 from tokenmill.engine.service import Service
 
@@ -117,14 +117,22 @@ async def _one_is_lost(llm: AsyncLLM) -> None:
     while llm.services[0] is lost:
         await asyncio.sleep(0.01)
     await llm.check_health()
-    await llm.sleep(1)
-    lost = llm.services[0]
-    _kill(lost)
-    await llm.wake_up()  # the other one is awake, whenever the death is noticed
-    assert not await llm.is_sleeping()
-    while llm.services[0] is lost:
-        await asyncio.sleep(0.01)
-    await llm.check_health()
+    for dying in ([0], [0, 1]):
+        await llm.sleep(1)
+        lost = [llm.services[number] for number in dying]
+        for service in lost:
+            _kill(service)
+        while len(lost) > 1 and any(service.dead is None for service in lost):
+            await asyncio.sleep(0.01)
+        with pytest.raises(BusyError):
+            await answer(llm, 0)
+        assert await llm.is_sleeping()
+        await llm.wake_up()  # also if the death is noticed now
+        assert not await llm.is_sleeping()
+        await answer(llm, 0)
+        while any(service in llm.services for service in lost):
+            await asyncio.sleep(0.01)
+        await llm.check_health()
 
 
 def _kill(service: Service) -> None:
