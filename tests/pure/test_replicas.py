@@ -220,6 +220,21 @@ def test_none_is_loaded_while_the_others_sleep() -> None:
     assert {number for number, _ in successors.take()} == {0, 1}
 
 
+def test_engines_that_die_asleep_come_when_they_are_woken(readable: int) -> None:
+    engine = replicas(2, readable, Successors(lambda number: SimpleNamespace(engine=engine_of(readable))))  # type: ignore[arg-type, return-value]
+
+    def told(message: dict[str, Any]) -> list[dict[str, Any]]:
+        if message["what"] == "wake":
+            raise EngineDeadError("gone")
+        return [{"asleep": ["weights"]}]
+
+    for part in engine.parts:
+        part.executor.control_all = told  # type: ignore[method-assign]
+    assert len(engine.ask_all({"what": "sleep"})) == 2
+    assert engine.ask_all({"what": "wake"}) == [] and not engine.alive
+    assert len(answers(engine, requests()[:1], {})) == 1
+
+
 def test_without_any_engine_callers_are_told(readable: int) -> None:
     engine = replicas(2, readable)
     with pytest.raises(EngineDeadError, match="gone"):

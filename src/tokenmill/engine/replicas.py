@@ -157,7 +157,8 @@ class Replicas:
     # ------------------------------------------------------------ death
 
     def _check_alive(self) -> None:
-        if not self.alive and (self.successors is None or not self.successors.expected):
+        coming = self.successors is not None and (self.successors.expected or self.successors.resting)
+        if not self.alive and not coming:  # (those that died asleep come when they are woken)
             raise EngineDeadError(self.dead)
 
     def _take_in(self) -> None:
