@@ -101,7 +101,10 @@ class Admission:
         search = self._search(params, new)
         scored = max(0, min(request.scored_from, len(ids)) - 1)
         if search.width and params.structured_outputs is not None and not self._end_ids(params):
-            raise ParameterError("beam search in a structure needs an end token.", param="use_beam_search")
+            raise ParameterError(
+                "beam search in a structure needs an end token: leave out ignore_eos, or give stop_token_ids.",
+                param="ignore_eos" if params.ignore_eos else "stop_token_ids",
+            )
         return SequenceGroup(
             request=request,
             search=search,
@@ -155,7 +158,8 @@ class Admission:
             self._check_ids("logit_bias", list(params.logit_bias))
         if params.logits_processors and not self.in_process:
             raise ParameterError(
-                "logits_processors are Python callables and need the model in-process: one engine of one rank.",
+                "logits_processors are Python callables and need the model in-process: one engine of one rank, "
+                "and executor='inprocess'.",
                 param="logits_processors",
             )
         for name in () if self.encoders else _OF_TEXT:

@@ -81,6 +81,9 @@ PROMPTS = {
     "allowed id": ("x", {"allowed_token_ids": [999]}, "999"),
     "biased id": ("x", {"logit_bias": {320: 1.0}}, "320"),
     "too many beams": ("x", {"use_beam_search": True, "n": 9, "temperature": 0.0}, "max-num-seqs"),
+    "beams in a structure without an end": (
+        "x", {"use_beam_search": True, "n": 2, "temperature": 0.0, "ignore_eos": True,
+              "structured_outputs": {"choice": ["a", "b"]}}, "leave out ignore_eos"),
     "unknown grammar": ("x", {"structured_outputs": {"poem": "a"}}, "poem"),
     "grammar as text": ("x", {"structured_outputs": "json"}, "dict"),
     "no choices": ("x", {"structured_outputs": {"choice": []}}, "choice"),
@@ -185,7 +188,7 @@ def test_without_a_tokenizer_text_is_refused(tiny):
 
 def test_processors_stay_in_this_process(tiny):
     with open_llm(tiny, executor="process") as llm:
-        with pytest.raises(UserError, match="in-process"):
+        with pytest.raises(UserError, match="and executor='inprocess'"):
             llm.generate("x", SamplingParams(logits_processors=[lambda said, x: x]), use_tqdm=False)
 
 
