@@ -190,7 +190,8 @@ def test_other_engines_continue_what_a_lost_one_worked_on(how, tiny):
         assert [exact(output) for output in run(llm, prompts, params)] == wanted, "they wait for an engine"
         all_are_back()
         after = {m.labels["engine"]: m.value for m in llm.get_metrics() if m.name == "vllm:generation_tokens"}
-        assert numbers and all(after[each] > numbers[each] for each in numbers), "totals of all lives"
+        assert all(after[each] >= numbers[each] for each in numbers), "totals of all lives"
+        assert sum(after.values()) > sum(numbers.values()), "whoever came first may have done all of it"
         engine.successors.close()
         for part in engine.parts:
             os.kill(part.executor.process.pid, signal.SIGKILL)
