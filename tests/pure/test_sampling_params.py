@@ -45,3 +45,10 @@ def test_numbers_of_arrays_are_numbers() -> None:
     found = SamplingParams(temperature=np.float32(0.5), n=np.int64(2), seed=np.array(3), top_p=torch.tensor(0.5))
     assert (found.temperature, found.n, found.seed, found.top_p) == (0.5, 2, 3, 0.5)
     assert {type(found.temperature), type(found.n), type(found.seed)} == {float, int}
+
+
+@pytest.mark.parametrize("name", ["stop", "bad_words"])
+def test_half_a_character_is_in_no_text(name: str) -> None:
+    with pytest.raises(ParameterError, match=f"{name} holds half a character"):
+        SamplingParams(**{name: ["a", "b\udc00"]})
+    assert SamplingParams(**{name: ["\U0001f600"]})

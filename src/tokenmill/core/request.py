@@ -195,6 +195,8 @@ def _strings(name: str, value: object, most: int, longest: int) -> None:
     for item in value:
         if not isinstance(item, str) or not item or len(item) > longest:
             raise ParameterError(f"{name} must hold non-empty strings of at most {longest} characters.", param=name)
+        if any("\ud800" <= char <= "\udfff" for char in item):
+            raise ParameterError(f"{name} holds half a character (a lone surrogate), which no text has.", param=name)
 
 
 _RANGES: dict[str, tuple[float, float, bool]] = {
