@@ -60,7 +60,7 @@ def sequences(text: str, encode: Callable[[str], list[int]], count: int, length:
     check_counts(count, length)
     lead, ids = lead_and_rest(text, encode)
     if len(ids) < 32:
-        raise ParameterError(f"The text to calibrate with has {len(ids)} tokens: give a longer one.")
+        raise ParameterError(f"--calibration: the text has {len(ids)} tokens, and 32 are needed at least.")
     length = min(max(length - len(lead), 1), len(ids))
     most = len(ids) // length
     count = min(count, most)

@@ -104,6 +104,8 @@ REFUSED = {
                            ("--calibration", (*QUANTIZE, "--method", "gptq")))},
     "nothing to predict": ((*QUANTIZE, "--format", "int8", "--perplexity", "{place}/word.txt"),
                            "--perplexity: the text is too short"),
+    "a word to calibrate on": ((*QUANTIZE, "--method", "gptq", "--calibration", "{place}/word.txt"),
+                               "--calibration: the text has"),
     "lines without text": ((*QUANTIZE, "--method", "gptq", "--calibration", "{place}/odd.jsonl"),
                            'odd.jsonl, line 2: needs a string under "text" or "prompt"'),
     "no layers": ((*PRUNE, "--layers", "-1"), "--layers -1: use a positive number"),
