@@ -158,6 +158,12 @@ def test_a_cut_off_file_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
         (["--format", "gguf-q4_k", "--samples", "0"], "--samples takes"),
     ],
 )
-def test_flags_without_effect_are_refused(flags: list[str], told: str, tiny: Path, tmp_path: Path) -> None:
+def test_flags_without_effect_are_refused(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], told: str, tiny: Path, tmp_path: Path
+) -> None:
+    """Files are there: paths that are not are told first."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.dat", "a.txt"):
+        (tmp_path / name).touch()
     done = CliRunner().invoke(app, ["quantize", str(tiny), str(tmp_path / "out.gguf"), *flags])
     assert done.exit_code == 2 and told in " ".join(done.output.split()), done.output
