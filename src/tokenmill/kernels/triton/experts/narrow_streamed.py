@@ -19,7 +19,6 @@ from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack
 from tokenmill.kernels.triton.experts.sorting import Sorted
 from tokenmill.kernels.triton.quantised.narrow import BLOCK
 from tokenmill.kernels.triton.quantised.narrow_stream import (
-    bias_of,
     blocks_together,
     can_copy,
     described,
@@ -28,10 +27,10 @@ from tokenmill.kernels.triton.quantised.narrow_stream import (
     groups_of,
     make_rings,
     multiply_steps,
-    results_layout,
     results_of,
     step_bytes,
 )
+from tokenmill.kernels.triton.ring import bias_of, results_layout
 
 Cut = tuple[int, int, int, int, int, int]
 """BN (both halves of a gated weight), rows of a tile, stages, warps, registers of a thread at the start, and programs

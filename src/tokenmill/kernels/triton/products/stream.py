@@ -14,7 +14,6 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -24,6 +23,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tokenmill.kernels.triton.common import act_parts, begin, gated_act, multiprocessors, plain_act, pow2, wait
 from tokenmill.kernels.triton.products.ways_by_shape import STREAM_COLUMNS, Cut
+from tokenmill.kernels.triton.ring import bias_of, make_signs, results_layout, sums_layout
 
 BK = STREAM_COLUMNS
 _REGISTERS = 128
@@ -80,12 +80,6 @@ def _copy(
         tma.async_copy_global_to_shared(x_desc, [0, column], full.index(stage), x_ring.index(stage))
 
 
-@gluon.constexpr_function
-def _sums_layout(width, warps):
-    """How the multiplying warps hold sums [rows of the weight, width]."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, width, 16])
-
-
 @gluon.jit
 def _sum_steps(
     x_ring, w_ring, full, free, done, count,
@@ -108,17 +102,14 @@ def _sum_steps(
 def _write(
     acc, bias_ptr, residual_ptr, out_ptr, n, part, M, N,
     BM: gl.constexpr, BN: gl.constexpr, HEIGHT: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
-    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, SUMS: gl.constexpr,
+    BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
 ):  # fmt: skip
     """A tile's results from its sums [BN, BM]; n: its first column of the output. part: of K, of which the first one
     has the bias."""
     WIDTH: gl.constexpr = BN // 2 if GATED else BN
-    MADE: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, gl.num_warps()], [0, 1])
+    MADE: gl.constexpr = results_layout(gl.num_warps())
     if BIAS:
-        own = gl.arange(0, BN, layout=gl.SliceLayout(1, SUMS))
-        own = gl.minimum(n + own % WIDTH, N - 1) + own // WIDTH * N
-        bias = gl.load(bias_ptr + own).to(gl.float32)
-        acc += gl.where(part == 0, bias, 0.0)[:, None]
+        acc += gl.where(part == 0, bias_of(bias_ptr, n, N, BN, BM, GATED, gl.num_warps()), 0.0)
     if GATED:
         both = acc.reshape([2, WIDTH, BM])
         if BN < 128:  # else a thread has both numbers
@@ -147,14 +138,14 @@ def _multiply(
     BIAS: gl.constexpr, RESIDUAL: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The multiplying warps: one piece after the other."""
-    SUMS: gl.constexpr = _sums_layout(BM, gl.num_warps())
+    SUMS: gl.constexpr = sums_layout(BM, gl.num_warps())
     first = _first_of(gl.program_id(0), pieces)
     wait(PDL)
     for piece in range(first, _first_of(gl.program_id(0) + 1, pieces)):
         acc = _sum_steps(x_ring, w_ring, full, free, (piece - first) * steps, steps, BM, BN, SUMS, STAGES)
         part = piece % SPLIT
         _write(acc, bias_ptr, residual_ptr, out_ptr + part.to(gl.int64) * M * N, piece // SPLIT * HEIGHT, part, M, N,
-               BM, BN, HEIGHT, ACT, GATED, BIAS, RESIDUAL, SUMS)  # fmt: skip
+               BM, BN, HEIGHT, ACT, GATED, BIAS, RESIDUAL)  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["M", "pieces", "steps"])
@@ -166,12 +157,7 @@ def _stream_kernel(
     begin(PDL)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BN, BK], w_desc.layout)
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BM, BK], x_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(free.index(i), count=1)
-    fence_async_shared()
+    full, free = make_signs(STAGES, 1)
     gl.warp_specialize(
         [
             (_multiply, (x_ring, w_ring, full, free, bias_ptr, residual_ptr, out_ptr, M, N, pieces, steps,

@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tokenmill.kernels.triton.common import multiprocessors
+from tokenmill.kernels.triton.ring import make_signs
 
 BM = 128
 BN = 256
@@ -162,12 +163,7 @@ def _wide_kernel(
     weights = gl.allocate_shared_memory(kind, [STAGES, BN, BK], w_desc.layout)
     one = gl.allocate_shared_memory(kind, [BM // 2, BN // 2], out_desc.layout)
     two = gl.allocate_shared_memory(kind, [BM // 2, BN // 2], out_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(free.index(i), count=2)
-    fence_async_shared()
+    full, free = make_signs(STAGES, 2)
     items = tiles_m * tiles_n
     gl.warp_specialize(
         [

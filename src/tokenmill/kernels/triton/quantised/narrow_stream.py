@@ -15,7 +15,6 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -26,6 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from tokenmill.kernels.triton.common import Scratch, act_parts, begin, gated_act, plain_act, pow2, wait
 from tokenmill.kernels.triton.quantised.codes import float_asm, half_of, integer_asm, looks_up, more_than_code, planes
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
+from tokenmill.kernels.triton.ring import bias_of, make_signs, results_layout, sums_layout
 
 Config = tuple[int, int, int, int, int, int]
 """BN (both halves of a gated weight), the most rows of a tile, split, stages (blocks of 128 columns under way), warps,
@@ -50,18 +50,6 @@ def groups_of(group):
 def step_bytes(rows, height, groups, zero, pair):
     """All that comes for a step: words, rows, scales and zeros."""
     return pair * (height * 64 + rows * 256 + groups * height * (4 if zero else 2))
-
-
-@gluon.constexpr_function
-def sums_layout(width, warps):
-    """How the multiplying warps hold sums [rows of the weight, width]."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, width, 16])
-
-
-@gluon.constexpr_function
-def results_layout(warps):
-    """How they hold what is written: neighbouring rows of the weight are neighbours in memory then."""
-    return gl.BlockedLayout([4, 1], [16, 2], [1, warps], [0, 1])
 
 
 @gluon.jit
@@ -125,12 +113,7 @@ def make_rings(
     zero_ring = scale_ring
     if ZERO:
         zero_ring = gl.allocate_shared_memory(zero_desc.dtype, [STAGES * PAIR * GROUPS, 1, BN], zero_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(free.index(i), count=1)
-    fence_async_shared()
+    full, free = make_signs(STAGES, 1)
     return x_ring, w_ring, scale_ring, zero_ring, full, free
 
 
@@ -304,15 +287,6 @@ def results_of(acc, ACT: gl.constexpr, GATED: gl.constexpr, WARPS: gl.constexpr)
     else:
         y = gl.convert_layout(plain_act(acc, ACT), MADE)
     return y
-
-
-@gluon.jit
-def bias_of(bias_ptr, n, N, BN: gl.constexpr, BM: gl.constexpr, GATED: gl.constexpr, WARPS: gl.constexpr):
-    """What the rows of a tile from n on add, [BN, 1]; n of each half of a gated weight."""
-    WIDTH: gl.constexpr = BN // 2 if GATED else BN
-    own = gl.arange(0, BN, layout=gl.SliceLayout(1, sums_layout(BM, WARPS)))
-    own = gl.minimum(n + own % WIDTH, N - 1) + own // WIDTH * N
-    return gl.load(bias_ptr + own).to(gl.float32)[:, None]
 
 
 @gluon.jit(do_not_specialize=["M"])
