@@ -16,6 +16,7 @@ from tokenmill.checkpoint.gguf_config_older import OLDER
 from tokenmill.checkpoint.gguf_meta import ARCHITECTURES, MAX_EXPERTS, MAX_LAYERS, Factors, Meta, Tensors, shown
 from tokenmill.checkpoint.gguf_names import epsilon_key
 from tokenmill.checkpoint.gguf_unread import check_unread
+from tokenmill.core.yarn import yarn_gain
 
 
 def read_config(metadata: Mapping[str, Any], tensors: Tensors, factors: Factors, path: str) -> dict[str, Any]:
@@ -111,7 +112,7 @@ def _rope_scaling(meta: Meta, config: dict[str, Any], factors: Factors) -> dict[
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = original
         if gain != 1.0:
-            scaling["attention_factor"] = gain * (0.1 * math.log(max(factor, 1.0)) + 1.0)
+            scaling["attention_factor"] = gain * yarn_gain(factor)
         for name in ("beta_fast", "beta_slow"):
             if meta.value(f"rope.scaling.yarn_{name}") is not None:
                 scaling[name] = meta.number(f"rope.scaling.yarn_{name}")

@@ -20,6 +20,7 @@ from tokenmill.checkpoint.gguf_names import (
     epsilon_key,
 )
 from tokenmill.core.errors import ModelError
+from tokenmill.core.yarn import yarn_gain
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -183,16 +184,12 @@ def _scaling(rope: Mapping[str, Any], path: str) -> dict[str, Any]:
     for name in ("beta_fast", "beta_slow"):
         if rope.get(name) is not None:
             found[f"rope.scaling.yarn_{name}"] = float(rope[name])
-    usual, gain = _gain(rope["factor"], 1.0), rope.get("attention_factor")
+    usual, gain = yarn_gain(rope["factor"]), rope.get("attention_factor")
     if gain is None and rope.get("mscale") and rope.get("mscale_all_dim"):
-        gain = _gain(rope["factor"], rope["mscale"]) / _gain(rope["factor"], rope["mscale_all_dim"])
+        gain = yarn_gain(rope["factor"], rope["mscale"]) / yarn_gain(rope["factor"], rope["mscale_all_dim"])
     if kind == "yarn" and gain is not None and gain != usual:
         found["rope.scaling.attn_factor"] = float(gain) / usual
     return found
-
-
-def _gain(factor: float, scale: float) -> float:
-    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _experts(config: Mapping[str, Any]) -> dict[str, Any]:

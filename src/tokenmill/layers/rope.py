@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import RopeSpec
 from tokenmill.core.errors import ModelError, shown
+from tokenmill.core.yarn import yarn_gain
 from tokenmill.layers.build import Build
 
 _NAMES = frozenset(
@@ -164,7 +165,7 @@ def attention_gain(settings: RopeSettings) -> float:
     everywhere = settings.value("mscale_all_dim", 0.0)
     if settings.kind == "default" or not everywhere:
         return 1.0
-    return _mscale(_factor(settings), everywhere) ** 2
+    return yarn_gain(_factor(settings), everywhere) ** 2
 
 
 def _base(settings: RopeSettings, theta: float | None = None) -> Tensor:
@@ -204,7 +205,7 @@ def _yarn(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
     gain = _stated_gain(settings)
     if gain is None:
         mscale, everywhere = settings.value("mscale", 0.0), settings.value("mscale_all_dim", 0.0)
-        gain = _mscale(factor, mscale) / _mscale(factor, everywhere) if mscale and everywhere else _mscale(factor, 1.0)
+        gain = yarn_gain(factor, mscale) / yarn_gain(factor, everywhere) if mscale and everywhere else yarn_gain(factor)
 
     def correction(rotations: float) -> float:
         spread = math.log(settings.original_positions / (rotations * 2 * math.pi))
@@ -248,10 +249,6 @@ def _stated_gain(settings: RopeSettings) -> float | None:
 
 def _factor(settings: RopeSettings) -> float:
     return settings.value("factor", settings.max_positions / settings.original_positions)
-
-
-def _mscale(factor: float, mscale: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 _SCALINGS: dict[str, Callable[[RopeSettings, int], tuple[Tensor, float]]] = {
