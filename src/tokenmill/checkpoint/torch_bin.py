@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor, place, torch_files
+from tokenmill.checkpoint.torch_pickle import check_torch_file
 from tokenmill.core.errors import ModelError
 from tokenmill.core.files import LOOK, open_regular, told_by
 
@@ -22,10 +23,14 @@ def _load(path: Path) -> dict[str, Tensor]:
         zipped = first[:2] == b"PK"
         if not zipped and first[:1] != b"\x80" and (other := told_by(first)):
             raise ModelError(f"{path}: is {other}")
+        with open_regular(path) as file:
+            check_torch_file(file, zipped=zipped)
+            held = file.seek(0, 2)
         # Files from before torch 1.6 are not zip archives and cannot be mapped.
         table = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
-    except ModelError:
-        raise
+    except ModelError as error:
+        reason = str(error)
+        raise ModelError(reason if reason.startswith(str(path)) else f"{path}: {reason}") from error
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from error
     except pickle.UnpicklingError as error:
@@ -41,12 +46,16 @@ def _load(path: Path) -> dict[str, Tensor]:
     for name, value in table.items():
         dense = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized
         if not isinstance(name, str) or not dense:
-            raise ModelError(f"{path}: entry {str(name)[:80]!r} is not a named dense tensor")
+            shown = name[:80] if isinstance(name, str) else f"of type {type(name).__name__}"
+            raise ModelError(f"{path}: entry {shown!r} is not a named dense tensor")
         if value.is_meta:
             raise ModelError(f"{path}: entry {name[:80]!r} has a shape and no numbers")
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
             # One stored number may be expanded to any size, so that a few bytes would fill the memory.
             raise ModelError(f"{path}: entry {name[:80]!r} has {value.numel()} numbers, and the file holds fewer")
+    stored = {each.data_ptr(): each.nbytes() for each in (value.untyped_storage() for value in table.values())}
+    if sum(stored.values()) > held:
+        raise ModelError(f"{path}: claims {sum(stored.values())} bytes of numbers, and the file has {held}")
     return {name: value.detach() for name, value in table.items()}
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,64 @@ def test_few_bytes_are_not_many_numbers(zipped: bool, tmp_path: Path) -> None:
     assert path.stat().st_size < 5000
     with pytest.raises(ModelError, match="'bomb' has 1099511627776 numbers, and the file holds fewer"):
         open_checkpoint(tmp_path)
+
+
+def _archive(pickled: bytes, folder: Path, how: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(folder / "pytorch_model.bin", "w", how) as archive:
+        archive.writestr("a/data.pkl", b"\x80\x02" + pickled)
+        archive.writestr("a/version", "3\n")
+
+
+_NAMED = b"}X\x01\x00\x00\x00a"
+"""A table, and the name of an entry."""
+_MANY = b"\x8a\x06" + (1 << 40).to_bytes(6, "little") + b"\x85R"
+"""A call with a large number."""
+_TUPLES = b"K\x01q\x00" + 60 * b"h\x00h\x00\x86q\x00"
+"""A tuple of twice a tuple of twice a tuple ..., whose hash takes years, and whose text fills any memory."""
+BOMBS = {
+    "bytes of a length": (_NAMED + b"cbuiltins\nbytearray\n" + _MANY + b"s.", r"asks for builtins\.bytearray"),
+    "a tensor of a size": (_NAMED + b"ctorch\nTensor\n" + _MANY + b"s.", r"asks for torch\.Tensor"),
+    "a storage of a size": (_NAMED + b"ctorch.storage\nUntypedStorage\n" + _MANY + b"s.", "asks for torch.storage"),
+    "text of text": (_NAMED + b"c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86Rs.", "_codecs.encode"),
+    "a name of tuples": (_TUPLES + b"}h\x00K\x01s.", "whose name is a tuple"),
+    "names of tuples": (_TUPLES + b"}(h\x00K\x01u.", "whose name is a tuple"),
+    "a table from tuples": (_TUPLES + b"ccollections\nOrderedDict\nh\x00\x85R.", "asks for collections.OrderedDict"),
+    "tuples in tuples": (b"}K\x01" + 1_000_000 * b"\x85" + b"K\x01s.", "whose name is a tuple"),
+    "a list of tuples as a name": (_TUPLES + b"}]h\x00aK\x01s.", "unhashable"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_few_bytes_ask_for_little(name: str, tmp_path: Path) -> None:
+    pickled, said = BOMBS[name]
+    _archive(pickled, tmp_path)
+    with pytest.raises(ModelError, match=rf"pytorch_model\.bin: .*{said}"):
+        open_checkpoint(tmp_path)
+
+
+def test_an_archive_is_not_unpacked(tmp_path: Path) -> None:
+    """torch.save writes none that is compressed: a small one would fill the memory."""
+    _archive(b"X" + struct.pack("<I", 1 << 24) + b"a" * (1 << 24) + b".", tmp_path, zipfile.ZIP_DEFLATED)
+    assert (tmp_path / "pytorch_model.bin").stat().st_size < 1 << 16
+    with pytest.raises(ModelError, match="its archive is compressed"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_whatever_torch_writes_of_tensors_is_read(zipped: bool, tmp_path: Path) -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    one = torch.arange(12.0).view(3, 4)
+    kinds = (torch.int8, torch.uint8, torch.bool, torch.float16, torch.bfloat16, torch.int64, torch.complex64)
+    newer = (torch.float8_e4m3fn, torch.uint16) if zipped else ()
+    table = {
+        **layer.state_dict(), "one": one, "tied": one, "turned": one.T, "none": torch.empty(0), "number": one[0, 1],
+        "parameter": torch.nn.Parameter(one[0]), **{str(kind): torch.ones(3).to(kind) for kind in (*kinds, *newer)},
+    }  # fmt: skip
+    for written in (table, layer.state_dict(), dict(layer.named_parameters())):
+        torch.save(written, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+        found = open_checkpoint(tmp_path)
+        assert sorted(found.names()) == sorted(written)
+        assert all(torch.equal(found.tensor(name), value.detach()) for name, value in written.items())
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
