@@ -17,7 +17,8 @@ from tokenmill.checkpoint.gguf_blocks import PLAIN, Blocks, blocks, decode, plai
 from tokenmill.checkpoint.gguf_file import GgufFile, TensorInfo, open_gguf, part_names
 from tokenmill.checkpoint.gguf_names import name_table
 from tokenmill.checkpoint.gguf_source import Given, Joined, Source
-from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor
+from tokenmill.checkpoint.shards import check_shape, no_tensor
+from tokenmill.checkpoint.whole_tensors import WholeTensors
 from tokenmill.core.errors import ModelError
 
 MAX_PARTS = 1000
@@ -84,11 +85,11 @@ def unweave(heads: int, rows: int) -> Tensor:
     return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
 
 
-class GgufCheckpoint:
+class GgufCheckpoint(WholeTensors):
     """A Checkpoint over GGUF files. `blocks` gives quantised matrices as they lie in the file."""
 
-    def __init__(self, path: Path, table: Mapping[str, Source | Joined | Given], where: Mapping[str, GgufFile]) -> None:
-        self._path, self._table, self._where = path, dict(table), dict(where)
+    def __init__(self, path: Path, table: Mapping[str, Source | Joined | Given], files: Mapping[str, GgufFile]) -> None:
+        self.where, self._table, self._files = path, dict(table), dict(files)
 
     def names(self) -> Iterable[str]:
         """All names: our own, and the stored names of tensors that mean nothing here."""
@@ -105,7 +106,7 @@ class GgufCheckpoint:
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor in `dtype`, or as stored (float32 if it is quantised)."""
         source = self._source(name)
-        check_shape(self._path, name, source.shape, shape)
+        check_shape(self.where, name, source.shape, shape)
         if isinstance(source, Joined | Given):
             made = self._joined(source) if isinstance(source, Joined) else torch.tensor(source.values)
             return made.reshape(source.shape) if dtype is None else made.reshape(source.shape).to(dtype)
@@ -128,31 +129,17 @@ class GgufCheckpoint:
             values = values.reshape(source.lifted)
         return values if dtype is None else values.to(dtype)
 
-    def part(
-        self,
-        name: str,
-        dim: int,
-        start: int,
-        stop: int,
-        shape: tuple[int, ...] | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """start:stop of one dimension."""
-        whole = self.tensor(name, shape, dtype)
-        check_part(self._path, name, whole.shape, dim, (start, stop))
-        return whole.narrow(dim, start, stop - start)
-
     def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Blocks | None:
         """The rows of a quantised tensor, not decoded. None: the tensor is not quantised, or its rows are columns in
         the model."""
         source = self._source(name)
-        check_shape(self._path, name, source.shape, shape)
+        check_shape(self.where, name, source.shape, shape)
         return None if isinstance(source, Joined | Given) or source.turned else self._blocks(name, source)
 
     def _blocks(self, name: str, source: Source) -> Blocks | None:
         if source.info.type.name in PLAIN:
             return None
-        forget = partial(self._where[source.info.name].forget, source.info)
+        forget = partial(self._files[source.info.name].forget, source.info)
         found = blocks(source.info, self._data(source), forget)
         if source.expert is not None:
             rows = source.info.shape[1] if len(source.info.shape) > 2 else 1
@@ -163,22 +150,22 @@ class GgufCheckpoint:
     def close(self) -> None:
         """Close the files. A map goes when the last tensor over it is freed."""
         self._table.clear()
-        self._where.clear()
+        self._files.clear()
 
     def _joined(self, source: Joined) -> Tensor:
         """Keys and values head by head, as the product of both needs them."""
-        parts = [decode(info, self._where[info.name].bytes_of(info)).view(info.shape).float()
+        parts = [decode(info, self._files[info.name].bytes_of(info)).view(info.shape).float()
                  for info in (source.info, source.values)]  # fmt: skip
         return torch.cat((parts[0].transpose(1, 2), parts[1]), dim=1).reshape(source.shape)
 
     def _source(self, name: str) -> Source | Joined | Given:
         source = self._table.get(name)
         if source is None:
-            raise no_tensor(self._path, name)
+            raise no_tensor(self.where, name)
         return source
 
     def _data(self, source: Source) -> memoryview:
-        return self._where[source.info.name].bytes_of(source.info)
+        return self._files[source.info.name].bytes_of(source.info)
 
     def _order(self, name: str, source: Source) -> Tensor | None:
         """The order of rows that models expect; None: the stored order."""
@@ -188,5 +175,5 @@ class GgufCheckpoint:
             return None
         rows = source.shape[0]
         if rows % (2 * source.heads):
-            raise ModelError(f"{self._path}: the {rows} rows of {name!r} are not pairs of {source.heads} heads.")
+            raise ModelError(f"{self.where}: the {rows} rows of {name!r} are not pairs of {source.heads} heads.")
         return unweave(source.heads, rows)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.safetensors_header import read_header, safetensors_files
-from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor, place
+from tokenmill.checkpoint.shards import check_shape, no_tensor, place
+from tokenmill.checkpoint.whole_tensors import WholeTensors
 from tokenmill.core.errors import ModelError
 from tokenmill.core.files import open_regular, present
 
@@ -88,13 +89,13 @@ def _whole(file: BinaryIO, size: int) -> bytearray:
     return data
 
 
-class SafetensorsCheckpoint:
+class SafetensorsCheckpoint(WholeTensors):
     """A folder's safetensors files as one Checkpoint."""
 
     def __init__(
         self, where: Path, files: Sequence[Path], index: Mapping[str, Path] | None = None, *, copied: bool = False
     ) -> None:
-        self._where = where
+        self.where = where
         opened = {path: SafetensorsFile(path, copied=copied) for path in files}
         placed = place(where, {path: file.entries for path, file in opened.items()}, index)
         self._files = {name: opened[path] for name, path in placed.items()}
@@ -114,22 +115,8 @@ class SafetensorsCheckpoint:
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor as it is stored. dtype is for checkpoints that invent tensors, and has no effect here."""
         file = self._file(name)
-        check_shape(self._where, name, file.entries[name].shape, shape)
+        check_shape(self.where, name, file.entries[name].shape, shape)
         return file.tensor(name)
-
-    def part(
-        self,
-        name: str,
-        dim: int,
-        start: int,
-        stop: int,
-        shape: tuple[int, ...] | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """start:stop of one dimension. Only the pages of that part are read, when it is used."""
-        whole = self.tensor(name, shape, dtype)
-        check_part(self._where, name, whole.shape, dim, (start, stop))
-        return whole.narrow(dim, start, stop - start)
 
     def close(self) -> None:
         """Close the files. A map goes when the last tensor over it is freed."""
@@ -138,7 +125,7 @@ class SafetensorsCheckpoint:
     def _file(self, name: str) -> SafetensorsFile:
         file = self._files.get(name)
         if file is None:
-            raise no_tensor(self._where, name)
+            raise no_tensor(self.where, name)
         return file
 
 

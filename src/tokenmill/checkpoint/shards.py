@@ -76,12 +76,3 @@ def check_shape(where: Path, name: str, got: Sequence[int], want: Sequence[int] 
         raise ModelError(
             f"{where}: tensor {name!r} has shape {list(got)}, but the model's config asks for {list(want)}"
         )
-
-
-def check_part(where: Path, name: str, shape: Sequence[int], dim: int, span: tuple[int, int]) -> None:
-    """Raise a ModelError if a slice is not inside the tensor."""
-    start, stop = span
-    if not 0 <= dim < len(shape) or not 0 <= start <= stop <= shape[dim]:
-        raise ModelError(
-            f"{where}: tensor {name!r} of shape {list(shape)} has no part {start}:{stop} in dimension {dim}"
-        )

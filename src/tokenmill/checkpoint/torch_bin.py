@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor, place, torch_files
+from tokenmill.checkpoint.shards import check_shape, no_tensor, place, torch_files
+from tokenmill.checkpoint.whole_tensors import WholeTensors
 from tokenmill.checkpoint.torch_pickle import check_torch_file
 from tokenmill.core.errors import ModelError
 from tokenmill.core.files import LOOK, open_regular, told_by
@@ -59,11 +60,11 @@ def _load(path: Path) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in table.items()}
 
 
-class TorchBinCheckpoint:
+class TorchBinCheckpoint(WholeTensors):
     """A folder's .bin files as one Checkpoint."""
 
     def __init__(self, where: Path, files: Sequence[Path], index: Mapping[str, Path] | None = None) -> None:
-        self._where = where
+        self.where = where
         loaded = {path: _load(path) for path in files}
         self._tensors = {name: loaded[path][name] for name, path in place(where, loaded, index).items()}
 
@@ -82,22 +83,8 @@ class TorchBinCheckpoint:
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor as it is stored. dtype is for checkpoints that invent tensors, and has no effect here."""
         value = self._get(name)
-        check_shape(self._where, name, value.shape, shape)
+        check_shape(self.where, name, value.shape, shape)
         return value
-
-    def part(
-        self,
-        name: str,
-        dim: int,
-        start: int,
-        stop: int,
-        shape: tuple[int, ...] | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """start:stop of one dimension."""
-        whole = self.tensor(name, shape, dtype)
-        check_part(self._where, name, whole.shape, dim, (start, stop))
-        return whole.narrow(dim, start, stop - start)
 
     def close(self) -> None:
         """Free the tensors."""
@@ -105,7 +92,7 @@ class TorchBinCheckpoint:
 
     def _get(self, name: str) -> Tensor:
         if name not in self._tensors:
-            raise no_tensor(self._where, name)
+            raise no_tensor(self.where, name)
         return self._tensors[name]
 
 
