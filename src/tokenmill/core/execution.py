@@ -1,4 +1,5 @@
-"""Who runs plans. Owns: the protocols of executors and of plans in flight."""
+"""Who runs plans. Owns: the protocols of executors and of plans in flight, and what
+executors around other ones share."""
 
 from __future__ import annotations
 
@@ -37,3 +38,39 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class ExecutorAround:
+    """An executor that passes everything on to another one; what wraps one overrides what it changes."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self.depth, self.chains, self.num_blocks = inner.depth, inner.chains, inner.num_blocks
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        """Pass on."""
+        return self.inner.submit(plan)
+
+    def supply(self, plan_id: int, inputs: LateInputs) -> None:
+        """Pass on."""
+        self.inner.supply(plan_id, inputs)
+
+    def control(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Pass on."""
+        return self.inner.control(message)
+
+    def control_all(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Pass on."""
+        return self.inner.control_all(message)
+
+    def progress(self) -> int:
+        """Pass on."""
+        return self.inner.progress()
+
+    def check(self) -> None:
+        """Pass on."""
+        self.inner.check()
+
+    def close(self) -> None:
+        """Pass on."""
+        self.inner.close()

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenmill.core.execution import Executor, Ticket
-from tokenmill.core.step import LateInputs, StepPlan
+from tokenmill.core.execution import Executor, ExecutorAround, Ticket
+from tokenmill.core.step import StepPlan
 from tokenmill.engine.executor import FailedTicket
 
 log = logging.getLogger("tokenmill.engine")
@@ -92,12 +92,12 @@ def read_faults(text: str) -> Faults:
     return Faults(**found)
 
 
-class FaultyExecutor:
+class FaultyExecutor(ExecutorAround):
     """An Executor around another one, which causes the faults."""
 
     def __init__(self, inner: Executor, faults: Faults) -> None:
-        self.inner, self.faults = inner, faults
-        self.depth, self.chains, self.num_blocks = inner.depth, inner.chains, inner.num_blocks
+        super().__init__(inner)
+        self.faults = faults
         self.steps = 0
         self.failed_epoch = -1
         self.broken = False
@@ -114,25 +114,7 @@ class FaultyExecutor:
         if plan.epoch == self.failed_epoch or self._fails(plan):
             self.failed_epoch = plan.epoch
             return FailedTicket(plan.id, FAILURE)
-        return self.inner.submit(plan)
-
-    def supply(self, plan_id: int, inputs: LateInputs) -> None:
-        self.inner.supply(plan_id, inputs)
-
-    def control(self, message: dict[str, Any]) -> dict[str, Any]:
-        return self.inner.control(message)
-
-    def control_all(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        return self.inner.control_all(message)
-
-    def progress(self) -> int:
-        return self.inner.progress()
-
-    def check(self) -> None:
-        self.inner.check()
-
-    def close(self) -> None:
-        self.inner.close()
+        return super().submit(plan)
 
     def _follow(self, plan: StepPlan) -> None:
         """Note which rows now hold prompts that cause faults."""

@@ -8,55 +8,24 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
-from tokenmill.core.execution import Executor, Ticket
-from tokenmill.core.step import LateInputs, StepPlan
+from tokenmill.core.execution import Executor, ExecutorAround, Ticket
+from tokenmill.core.step import StepPlan
 from tokenmill.measure.roofline import Grant
 from tokenmill.runner.batch import SHARED_ENTRIES
 
 
-@dataclass(slots=True)
-class PlanRecorder:
+class PlanRecorder(ExecutorAround):
     """An executor around another one. It records every plan with the time at which it was submitted."""
 
-    inner: Executor
-    plans: list[tuple[float, StepPlan]] = field(default_factory=list)
-    depth: int = 0
-    chains: bool = True
-    num_blocks: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.depth, self.chains, self.num_blocks = self.inner.depth, self.inner.chains, self.inner.num_blocks
+    def __init__(self, inner: Executor) -> None:
+        super().__init__(inner)
+        self.plans: list[tuple[float, StepPlan]] = []
 
     def submit(self, plan: StepPlan) -> Ticket:
         """Record the plan and pass it on."""
         self.plans.append((time.perf_counter(), plan))
-        return self.inner.submit(plan)
-
-    def supply(self, plan_id: int, inputs: LateInputs) -> None:
-        """Pass on."""
-        self.inner.supply(plan_id, inputs)
-
-    def control(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Pass on."""
-        return self.inner.control(message)
-
-    def control_all(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        """Pass on."""
-        return self.inner.control_all(message)
-
-    def progress(self) -> int:
-        """Pass on."""
-        return self.inner.progress()
-
-    def check(self) -> None:
-        """Pass on."""
-        self.inner.check()
-
-    def close(self) -> None:
-        """Pass on."""
-        self.inner.close()
+        return super().submit(plan)
 
 
 def grants_of(plans: list[StepPlan], lengths: dict[int, int]) -> list[list[Grant]]:
