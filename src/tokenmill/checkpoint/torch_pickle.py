@@ -12,7 +12,7 @@ import mmap
 import pickletools
 import tarfile
 import zipfile
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from tokenmill.core.errors import ModelError
 
@@ -74,8 +74,8 @@ def _check_old(file: BinaryIO) -> None:
             _check_pickle(stream)
 
 
-def _check_pickle(stream: IO[bytes] | mmap.mmap) -> None:
-    """Go through one pickle."""
+def _check_pickle(stream: Any) -> None:
+    """Go through one pickle. stream: what can be read, line by line, too."""
     stack: list[str] = []
     memo: dict[Any, str] = {}
     for code, value, _ in pickletools.genops(stream):
