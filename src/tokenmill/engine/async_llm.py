@@ -8,7 +8,7 @@ import functools
 import time
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from tokenmill.core.config import make_config
@@ -24,8 +24,9 @@ from tokenmill.engine.hub_tokenizer import HubTokenizer
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, check_salt, default_params, make_request
 from tokenmill.engine.routing import Router, asked_of
-from tokenmill.engine.said import MOST_DEATHS
+from tokenmill.engine.said import MOST_DEATHS, REPEATEDLY
 from tokenmill.engine.service import Caller, OrphanedError, Service, ends_of
+from tokenmill.engine.turns import Turns
 from tokenmill.engine.weights import Weights, WeightUpdates
 from tokenmill.engine.wire import Add
 
@@ -45,6 +46,9 @@ class AsyncLLM:
         self.routed = list(self.services)
         """The services that the router knows of."""
         self.owners: dict[str, int] = {}
+        self.turns = Turns(self.owners)
+        self.ended_well = 0
+        """Requests since one of them was found to be what engines died of."""
         self.waiting: list[str] = []
         """The names of requests that wait until any engine has loaded again; "" for the adapter of one."""
         self._weights = WeightUpdates(self.service.built)
@@ -262,44 +266,74 @@ class AsyncLLM:
 
     async def _deltas(self, request: Request, pooling: str | None = None) -> AsyncGenerator[TextDelta]:
         """What is said to the request; if its engine dies, another one goes on."""
+        if request.id in self.owners or request.id in self.waiting:
+            raise IdInUseError(request.id)
         lost: Caller | None = None
-        while True:
-            if not await self._engine(request.id):
-                for i in sorted(lost.left) if lost is not None else range(Add(request, pooling).num_outputs):
-                    yield TextDelta(request_id=request.id, index=i, finish_reason="abort")
-                return
-            with self._owner(request) as service:
+        try:
+            while True:
+                if not await self._engine(request.id, lost):
+                    for i in sorted(lost.left) if lost is not None else range(Add(request, pooling).num_outputs):
+                        yield TextDelta(request_id=request.id, index=i, finish_reason="abort")
+                    return
                 try:
-                    async with contextlib.aclosing(service.generate(request, pooling, lost)) as deltas:
+                    async with contextlib.aclosing(self._said(request, pooling, lost)) as deltas:
                         async for delta in deltas:
-                            if self.router is not None:
-                                self.router.answered(self.owners[request.id], request.id, len(delta.token_ids))
                             yield delta
+                    self.ended_well += 1
                     return
                 except OrphanedError as orphaned:
                     lost = orphaned.caller
-            none = self.alive[0].dead is not None and not self.crew.must_wait
-            if none or lost.said.deaths >= MOST_DEATHS:
-                for delta in ends_of(request.id, lost, service.dead or ""):
-                    yield delta
-                return
+                    self.turns.leave(request.id)
+                    guilty = orphaned.alone and lost.said.deaths > MOST_DEATHS
+                    if guilty and self.ended_well:  # it explains its deaths
+                        self.crew.successors.deaths.pardon(lost.said.deaths)
+                        self.ended_well = 0
+                    if guilty or not self._may_go_on:
+                        reason = REPEATEDLY if guilty else orphaned.reason
+                        for delta in ends_of(request.id, lost, reason):
+                            yield delta
+                        return
+                except EngineDeadError:  # just now, before it got the request
+                    if not self._may_go_on:
+                        raise
+        finally:
+            self.turns.leave(request.id)
 
-    async def _engine(self, name: str = "") -> bool:
-        """Wait while no engine is there and one will come. False: the request was aborted meanwhile."""
+    async def _said(self, request: Request, pooling: str | None, lost: Caller | None) -> AsyncGenerator[TextDelta]:
+        """The same from one engine."""
+        with self._owner(request, lost) as service:
+            async with contextlib.aclosing(service.generate(request, pooling, lost)) as deltas:
+                async for delta in deltas:
+                    if self.router is not None:
+                        self.router.answered(self.owners[request.id], request.id, len(delta.token_ids))
+                        self.turns.answered(request.id)
+                    yield delta
+
+    @property
+    def _may_go_on(self) -> bool:
+        """Is there an engine, or will one come?"""
+        return self.alive[0].dead is None or self.crew.must_wait
+
+    async def _engine(self, name: str = "", lost: Caller | None = None) -> bool:
+        """Wait while there is no engine for the request and one will come. False: it was aborted meanwhile."""
         self.waiting.append(name)
         try:
-            while self.crew.must_wait and name in self.waiting:
+            while name in self.waiting and (self.crew.must_wait or (name and not self._able(lost))):
                 await asyncio.sleep(LOOK_S)
             return name in self.waiting
         finally:
             with contextlib.suppress(ValueError):
                 self.waiting.remove(name)
 
+    def _able(self, lost: Caller | None) -> Sequence[int]:
+        """The numbers of the engines that may have a request now."""
+        living = [number for number, service in enumerate(self.services) if service.dead is None] or [0]
+        found = self.turns.engines(living, None if lost is None else lost.said)
+        return found or ([] if len(living) > 1 or self.crew.successors.expected else living)
+
     @contextlib.contextmanager
-    def _owner(self, request: Request) -> Iterator[Service]:
+    def _owner(self, request: Request, lost: Caller | None) -> Iterator[Service]:
         """Choose the engine for this request; it counts as that engine's while the context is open."""
-        if request.id in self.owners:
-            raise IdInUseError(request.id)
         number = 0
         if self.router is not None:
             for each, service in enumerate(self.services):
@@ -308,8 +342,7 @@ class AsyncLLM:
                     self.router.forget(each)
                 while service.cached:
                     self.router.cached(each, *service.cached.popleft())
-            alive = [self.services.index(service) for service in self.alive]
-            number = self.router.pick_engine(alive, asked_of(request))
+            number = self.router.pick_engine(self._able(lost) or [0], asked_of(request))
         self.owners[request.id] = number
         try:
             yield self.services[number]

@@ -20,7 +20,7 @@ from tokenmill.core.errors import EngineDeadError, IdInUseError, UserError
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.routing import Router, asked_of
-from tokenmill.engine.said import MOST_DEATHS, Said
+from tokenmill.engine.said import MOST_DEATHS, REPEATEDLY, Said
 from tokenmill.engine.successors import Successors
 from tokenmill.process.pipe import LOOK_S
 
@@ -203,7 +203,7 @@ class Replicas:
         for entry in orphans:
             entry.died(groups[entry.request.id].reached if entry.request.id in groups else 0)
             if alone:
-                self.given_up += self._end(entry, None, "error", "engines died repeatedly while they worked on it")
+                self.given_up += self._end(entry, None, "error", REPEATEDLY)
             elif entry.deaths >= MOST_DEATHS:
                 self.held.append(entry)
             elif self.alive:

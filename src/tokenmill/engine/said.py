@@ -13,6 +13,7 @@ from tokenmill.core.request import Request, TokenDelta
 MOST_DEATHS = 2
 """A request that was present at so many deaths may be what engines die of: it takes no other requests' engine with it.
 (A server has an option for it.)"""
+REPEATEDLY = "engines died repeatedly while they worked on this request"
 
 
 @dataclass(slots=True, eq=False)

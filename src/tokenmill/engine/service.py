@@ -46,11 +46,11 @@ class Caller:
 
 
 class OrphanedError(Exception):
-    """The engine has died. Another one can continue the request from what is carried here."""
+    """The engine has died. Another one can continue the request from what is carried here. alone: it had no other."""
 
-    def __init__(self, caller: Caller) -> None:
-        super().__init__("the engine has died")
-        self.caller = caller
+    def __init__(self, caller: Caller, reason: str, *, alone: bool) -> None:
+        super().__init__(reason)
+        self.caller, self.reason, self.alone = caller, reason, alone
 
 
 class Service:
@@ -139,7 +139,7 @@ class Service:
         self.commands.put(command)
         try:
             if self.dead is not None:  # it died in between, perhaps after it looked for callers
-                raise EngineDeadError(self.dead)
+                raise EngineDeadError(self.dead) if self.alone else OrphanedError(caller, alone=False)
             while left:
                 delta = await caller.inbox.get()
                 if isinstance(delta, UserError | OrphanedError):
@@ -262,11 +262,13 @@ class Service:
         """End every open request with an error, or let another engine continue it."""
         died, self.dead = self.dead is not None, self.dead or reason
         groups = self.engine.scheduler.roster.groups
-        for name, caller in list(self.callers.items()):
+        callers = list(self.callers.items())
+        for name, caller in callers:
             caller.begun = self.deliveries.asked.get(name)
             caller.said.ended = set(range(caller.said.num_outputs)) - caller.left
             caller.said.died(groups[name].reached if name in groups else 0)
-            last = ends_of(name, caller, reason) if self.alone or not died else [OrphanedError(caller)]
+            orphaned = OrphanedError(caller, reason, alone=len(callers) == 1)
+            last = ends_of(name, caller, reason) if self.alone or not died else [orphaned]
             self._post({caller.loop: [(caller.inbox, each) for each in last]})
         with contextlib.suppress(queue.Empty):
             while True:  # callers that wait for an answer must get one

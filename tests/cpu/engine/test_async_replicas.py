@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -17,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1] / "lora"))
 
 from making import write_adapter
 
-from tokenmill import AsyncLLM, LoRARequest, SamplingParams
+from tokenmill import AsyncLLM, LoRARequest, RequestOutput, SamplingParams
 from tokenmill.core.errors import BusyError, EngineDeadError, UserError
 from tokenmill.core.params import RequestOutputKind
 from tokenmill.engine.service import Service
@@ -191,6 +192,47 @@ async def _others_go_on(tiny: Path) -> None:
             await asyncio.sleep(0)
         for found in await asyncio.gather(*(ask(llm, i) for i in range(2)), return_exceptions=True):
             assert isinstance(found, EngineDeadError), "no engine is left"
+
+
+async def _all_die_at_once(tiny: Path) -> None:
+    """Some requests are given to an engine that is dead, too, but not yet known to be. Later one kills engines."""
+
+    async def kill_with(llm: AsyncLLM, name: str) -> None:
+        while True:
+            if (number := llm.owners.get(name)) is not None and llm.services[number].dead is None:
+                with contextlib.suppress(ProcessLookupError):
+                    _kill(llm.services[number])
+            await asyncio.sleep(0.001)
+
+    async def ask(llm: AsyncLLM, name: str, tokens: int = 60) -> RequestOutput:
+        prompt = {"prompt_token_ids": [3 + len(name), 40]}
+        return [output async for output in llm.generate(prompt, greedy(tokens), name)][-1]
+
+    names = ["x" * i for i in range(1, 9)]
+    async with AsyncLLM(str(tiny), **OPTIONS) as one:
+        wanted = [(await ask(one, name)).outputs[0].token_ids for name in names]
+    async with AsyncLLM(str(tiny), data_parallel_size=2, **OPTIONS) as llm:
+        tasks = [asyncio.ensure_future(ask(llm, name)) for name in names]
+        while len(set(llm.owners.values())) < 2:
+            await asyncio.sleep(0)
+        for service in list(llm.services):
+            _kill(service)
+        assert [each.outputs[0].token_ids for each in await asyncio.gather(*tasks)] == wanted
+        llm.crew.successors.deaths.times.clear()
+        for killer in ("killer 1", "killer 2"):  # each explains its deaths, so that these do not add up
+            killing = asyncio.ensure_future(kill_with(llm, killer))
+            guilty = asyncio.ensure_future(ask(llm, killer, 100))
+            tasks = [asyncio.ensure_future(ask(llm, name)) for name in names]
+            assert [each.outputs[0].token_ids for each in await asyncio.gather(*tasks)] == wanted
+            last = (await guilty).outputs[0]
+            assert last.finish_reason == "error" and "died repeatedly" in str(last.stop_reason)
+            killing.cancel()
+            assert not llm.crew.successors.deaths.times
+        assert not llm.owners and not llm.waiting and not llm.turns.waiting and llm.turns.engine < 0
+
+
+def test_requests_outlive_all_engines_at_once(tiny: Path) -> None:
+    asyncio.run(_all_die_at_once(tiny))
 
 
 async def _adapters_are_taken_over(tiny: Path, folder: Path) -> None:

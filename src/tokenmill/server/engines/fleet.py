@@ -32,6 +32,7 @@ from tokenmill.core.request import Request, TextDelta, TokenDelta
 from tokenmill.engine.admission import Admission, work_of
 from tokenmill.engine.deliveries import Deliveries
 from tokenmill.engine.routing import Router, asked_of
+from tokenmill.engine.said import REPEATEDLY
 from tokenmill.engine.wire import Abort, Add, Beat, Failed, News, Ready, Refused, Report, check_carried
 from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.backend import MAX_CHUNKS, UNAVAILABLE, DeltaStream, EngineStats, ModelInfo, Timeline
@@ -481,4 +482,4 @@ class Fleet:
         if self.ended_well + self.trials.passed:
             self.keeper.deaths.pardon(entry.deaths)
             self.ended_well = self.trials.passed = 0
-        self._fail(entry, "engines died repeatedly while they worked on this request", "error")
+        self._fail(entry, REPEATEDLY, "error")
