@@ -29,12 +29,12 @@ def _mixture(meta: Meta, tensors: Tensors, kind: str, count: str = "num_experts"
     return {**sizes, **heads, **read_experts(meta, count), "hidden_act": "silu"}
 
 
-def _only_sigmoid(meta: Meta, *, normed: bool) -> None:
-    """Refuse a gating function other than this family's sigmoid."""
+def _only_normed_sigmoid(meta: Meta) -> None:
+    """Refuse gates other than this family's: sigmoids, and those of the chosen experts add up to one."""
     if meta.whole("expert_gating_func", SIGMOID) != SIGMOID:
         raise meta.fail(f"{meta.arch}.expert_gating_func is not supported (only sigmoid)")
-    if meta.flag("expert_weights_norm", normed) != normed:
-        raise meta.fail(f"{meta.arch}.expert_weights_norm must be {str(normed).lower()}")
+    if not meta.flag("expert_weights_norm", True):
+        raise meta.fail(f"{meta.arch}.expert_weights_norm must be true")
 
 
 def _olmoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
@@ -97,7 +97,7 @@ def _hunyuan(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _minimax(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    _only_sigmoid(meta, normed=True)
+    _only_normed_sigmoid(meta)
     found = _mixture(meta, tensors, "minimax_m2", "num_local_experts")
     return {**found, "intermediate_size": meta.whole("expert_feed_forward_length"),
             "rotary_dim": meta.whole("rope.dimension_count", found["head_dim"])}  # fmt: skip
@@ -105,7 +105,7 @@ def _minimax(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 def _afmoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     """Three layers of four have windows. Every published model scales its embeddings."""
-    _only_sigmoid(meta, normed=True)
+    _only_normed_sigmoid(meta)
     return {
         **_mixture(meta, tensors, "afmoe"), "intermediate_size": meta.whole("feed_forward_length"),
         "moe_intermediate_size": meta.whole("expert_feed_forward_length"), "mup_enabled": True,

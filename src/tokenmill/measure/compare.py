@@ -70,11 +70,9 @@ def _interval(old: Sequence[float], new: Sequence[float], percent: float) -> tup
     return ratio_interval(old, new, percent) if min(len(old), len(new)) > 1 else None
 
 
-def ratio_interval(
-    old: Sequence[float], new: Sequence[float], percent: float, *, seed: int = 0
-) -> tuple[float, float] | None:
+def ratio_interval(old: Sequence[float], new: Sequence[float], percent: float) -> tuple[float, float] | None:
     """The 95 % confidence interval of percentile(new) / percentile(old). None: old is 0."""
-    source = np.random.default_rng(seed)
+    source = np.random.default_rng(0)
     tops, bottoms = (_resampled(np.asarray(values, dtype=float), percent, source) for values in (new, old))
     if not np.all(bottoms > 0):
         return None

@@ -136,10 +136,10 @@ def check_counted(config: EngineConfig, source: ModelSource | None = None) -> di
     return raw
 
 
-def read_model(config: EngineConfig, kind: str, ranks: int = 1, source: ModelSource | None = None) -> Planner:
+def read_model(config: EngineConfig, kind: str, ranks: int = 1) -> Planner:
     """Count the model that the options name. Only the shapes in weight files are read."""
     notes: list[str] = []
-    source = source or loading.find_model(config)
+    source = loading.find_model(config)
     raw = check_counted(config, source)
     dtype = loading.compute_dtype(config.model.dtype, raw, "cpu" if kind == "cpu" else "cuda", notes)
     step_tokens = config.schedule.max_num_batched_tokens or _STEP_TOKENS[kind]

@@ -78,9 +78,9 @@ def rms(c: ModelConfig, name: str, *, offset: float = 0.0) -> Callable[[Build], 
     return lambda b: b.norm(name, size, eps, offset=offset)
 
 
-def layer_norm(size: int, eps: float, *, bias: bool = True) -> Callable[[Build, str], NormSpec]:
+def layer_norm(size: int, eps: float) -> Callable[[Build, str], NormSpec]:
     """A constructor for layer norms of this size: (where, name) -> descriptor."""
-    return lambda b, name: b.norm(name, size, eps, layer=True, bias=bias)
+    return lambda b, name: b.norm(name, size, eps, layer=True, bias=True)
 
 
 def rounded_root(number: int, dtype: torch.dtype) -> float:

@@ -98,14 +98,14 @@ def make_space(
     return StateSpace(at, c.need("hidden_size", int), heads, around)
 
 
-def read_kinds(c: ModelConfig, key: str, kinds: tuple[str, ...], default: str) -> list[str]:
-    """The kind of each layer, from a list."""
+def read_kinds(c: ModelConfig, kinds: tuple[str, ...], default: str) -> list[str]:
+    """The kind of each layer, as `layer_types` names them."""
     layers = c.need("num_hidden_layers", int)
-    if not c.has(key):
+    if not c.has("layer_types"):
         return [default] * layers
-    found = c.need(key, list)
+    found = c.need("layer_types", list)
     if len(found) != layers or any(kind not in kinds for kind in found):
-        raise c.refuse(key, f"must name one of {', '.join(kinds)} for each of {layers} layers.")
+        raise c.refuse("layer_types", f"must name one of {', '.join(kinds)} for each of {layers} layers.")
     return [str(kind) for kind in found]
 
 
@@ -113,7 +113,7 @@ def typed_space(names: SpaceKeys) -> Mixer:
     """Mamba-2 in the layers that `layer_types` names."""
 
     def mixer(c: ModelConfig, at: Build, index: int) -> Block | None:
-        kinds = read_kinds(c, "layer_types", (*RECURRENT, "attention", "full_attention"), "linear_attention")
+        kinds = read_kinds(c, (*RECURRENT, "attention", "full_attention"), "linear_attention")
         return make_space(c, at.at("mamba"), names) if kinds[index] in RECURRENT else None
 
     return mixer
@@ -245,6 +245,6 @@ def lfm2_convolution(c: ModelConfig, at: Build, index: int) -> Block | None:
 def lfm2_kinds(c: ModelConfig) -> list[str]:
     """ "conv" or "full_attention" of each layer."""
     if c.has("layer_types") or not c.has("full_attn_idxs"):
-        return read_kinds(c, "layer_types", ("conv", "full_attention"), "full_attention")
+        return read_kinds(c, ("conv", "full_attention"), "full_attention")
     attends = c.need("full_attn_idxs", list)
     return ["full_attention" if i in attends else "conv" for i in range(c.need("num_hidden_layers", int))]

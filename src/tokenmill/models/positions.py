@@ -58,13 +58,13 @@ def phi3_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     return replace(found, kind="longrope") if found.kind == "yarn" else found
 
 
-def default_rope(values: dict[str, Any], *, partial: bool = False) -> RopeRule:
+def default_rope(values: dict[str, Any]) -> RopeRule:
     """The family's own scaling, for a config without rotary settings."""
 
     def rule(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
         if not c.has("rope_parameters") and not c.get("rope_scaling", dict, {}):
             c = ModelConfig({**c.data, "rope_parameters": dict(values)}, architecture=c.architecture)
-        return (partial_rope if partial else whole_rope)(c, dim, kind)
+        return whole_rope(c, dim, kind)
 
     return rule
 

@@ -54,8 +54,9 @@ def stream_of(seed: int) -> int:
     return _signed(z ^ (z >> 31), 64)
 
 
-def _shift_xor(z: Tensor, shift: int, bits: int) -> Tensor:
-    return z ^ ((z >> shift) & ((1 << (bits - shift)) - 1))
+def _shift_xor(z: Tensor, shift: int) -> Tensor:
+    """z ^ (z >> shift), where z counts as unsigned."""
+    return z ^ ((z >> shift) & ((1 << (64 - shift)) - 1))
 
 
 def position_keys(streams: Tensor, indexes: Tensor) -> Tensor:
@@ -65,9 +66,9 @@ def position_keys(streams: Tensor, indexes: Tensor) -> Tensor:
 
 def mix_keys(z: Tensor) -> Tensor:
     """mix64 of each int64."""
-    z = _shift_xor(z, 30, 64) * _signed(MULTIPLIERS64[0], 64)
-    z = _shift_xor(z, 27, 64) * _signed(MULTIPLIERS64[1], 64)
-    return _shift_xor(z, 31, 64)
+    z = _shift_xor(z, 30) * _signed(MULTIPLIERS64[0], 64)
+    z = _shift_xor(z, 27) * _signed(MULTIPLIERS64[1], 64)
+    return _shift_xor(z, 31)
 
 
 def token_bases(tokens: npt.NDArray[Any]) -> Tensor:

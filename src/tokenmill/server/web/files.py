@@ -62,10 +62,10 @@ class PageFile:
         return Response(self.body, headers=dict(self.headers))
 
 
-def read_files(folder: Path = STATIC) -> dict[str, PageFile]:
-    """Every file of the page, by its name below `folder`."""
-    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix in TYPES)
-    return {path.relative_to(folder).as_posix(): read_file(path) for path in paths}
+def read_files() -> dict[str, PageFile]:
+    """Every file of the page, by its name below STATIC."""
+    paths = sorted(p for p in STATIC.rglob("*") if p.is_file() and p.suffix in TYPES)
+    return {path.relative_to(STATIC).as_posix(): read_file(path) for path in paths}
 
 
 def read_file(path: Path) -> PageFile:
