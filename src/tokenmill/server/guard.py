@@ -18,6 +18,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import Counter, Histogram
+from starlette.routing import compile_path
 
 from tokenmill.server.access import CORS_EXPOSED, CORS_METHODS, OPEN_PATHS, Access, allowed_headers
 from tokenmill.server.bodies import Parcel
@@ -45,7 +46,9 @@ class Guard:
         self.metrics = context.shared.metrics
         self.gate = context.gate
         self.bodies = context.bodies
-        self.routes = frozenset(getattr(route, "path", "") for route in app.routes)
+        paths = [getattr(route, "path", "") for route in app.routes]
+        self.routes = frozenset(paths)
+        self.templates = [(compile_path(path)[0], path) for path in dict.fromkeys(paths) if "{" in path]
         self.generating = frozenset[str]().union(*(api.generating for api in apis))
         self.keyless = frozenset[str]().union(*(api.keyless for api in apis))
         self.unlogged = OPEN_PATHS.union(*(api.unlogged for api in apis))
@@ -77,6 +80,12 @@ class Guard:
         if path in self.routes:
             self.wordings[key] = found
         return found
+
+    def label(self, path: str) -> str:
+        """The path's name in logs and metrics: its route's, so that clients cannot make more of them."""
+        if path in self.routes:
+            return path
+        return next((template for pattern, template in self.templates if pattern.match(path)), "other")
 
     def count(self, handler: str, method: str, status: str, seconds: float, received: int) -> None:
         """Count an answered request."""
@@ -321,7 +330,7 @@ class _Visit:
     def note(self) -> None:
         """Count the visit, and write it into the access log."""
         path = self.path
-        handler = path if path in self.guard.routes else "other"
+        handler = self.guard.label(path)
         seconds = time.monotonic() - self.began
         method = self.scope["method"]
         known = method if method in ("GET", "POST", "OPTIONS", "HEAD", "DELETE", "PUT", "PATCH") else "OTHER"

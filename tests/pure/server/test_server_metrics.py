@@ -128,6 +128,26 @@ async def test_a_token_that_nobody_sees_is_no_output(path: str, body: dict[str, 
     )
 
 
+async def test_paths_with_ids_count_as_their_route(start: Starter) -> None:
+    """Whatever the answer is; clients cannot make more series than there are routes."""
+    client = (await start(api_key=["k"])).client
+    for path, key in (("/v1/models/fake", "k"), ("/v1/models/a/b", "k"), ("/v1/models/fake", "no"), ("/v1/x/y", "k")):
+        await client.get(path, headers={"Authorization": f"Bearer {key}"})
+    for path in ("/v1/responses/resp_1", "/v1/responses/resp_2/cancel", "/v2/models/fake/infer", "/v1/models/fake/"):
+        await client.post(path, headers={"Authorization": "Bearer k"}, json={})
+    text = (await client.get("/metrics", headers={"Authorization": "Bearer k"})).text
+    found = re.findall(r'^http_requests_total{handler="([^"]+)",method="(\w+)",status="(\w+)"} (\S+)$', text, re.M)
+    assert sorted(found) == [
+        ("/v1/models/{name:path}", "GET", "2xx", "1.0"),
+        ("/v1/models/{name:path}", "GET", "4xx", "2.0"),
+        ("/v1/models/{name:path}", "POST", "4xx", "1.0"),
+        ("/v1/responses/{response_id}", "POST", "4xx", "1.0"),
+        ("/v1/responses/{response_id}/cancel", "POST", "4xx", "1.0"),
+        ("/v2/models/{model}/infer", "POST", "4xx", "1.0"),
+        ("other", "GET", "4xx", "1.0"),
+    ]
+
+
 async def test_every_series_says_what_it_is(start: Starter) -> None:
     text = (await (await start()).client.get("/metrics")).text
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.M))
