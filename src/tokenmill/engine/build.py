@@ -43,7 +43,7 @@ from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.cache_events import CacheEvents
 from tokenmill.kvcache.snapshots import Snapshots
 from tokenmill.scheduler.policy import make_policy
-from tokenmill.scheduler.roster import Limits
+from tokenmill.scheduler.roster import Limits, OlderWays
 from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.structured.mask_pool import MaskPool
 from tokenmill.text.tokenizer import Tokenizer
@@ -89,7 +89,7 @@ def make_limits(
         max_guesses=max_guesses,
         step_guesses=STEP_GUESSES if max_guesses else ANY,
         cohorts=cohorts,
-        whole=(not options.enable_chunked_prefill, options.batching == "static"),
+        older=OlderWays(not options.enable_chunked_prefill, options.batching == "static"),
     )
 
 

@@ -79,7 +79,8 @@ class Engine:
         """Prompts of so many tokens have been added, and more are to come: if they fill a plan, and the device can be
         at work meanwhile, it need not wait for the others. (A batch that nobody may join waits for all.)"""
         ahead, limits = len(self.flying), self.scheduler.limits
-        if ahead < self.executor.depth > 1 and tokens >= (ahead + 1) * limits.max_step_tokens and not limits.whole[1]:
+        fills = tokens >= (ahead + 1) * limits.max_step_tokens
+        if fills and ahead < self.executor.depth > 1 and not limits.older.closed_batches:
             self.submit()
 
     def submit(self) -> bool:

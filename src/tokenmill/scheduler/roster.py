@@ -25,6 +25,15 @@ MOST_GONE = 32
 
 
 @dataclass(frozen=True, slots=True)
+class OlderWays:
+    """whole_prompts: never cut a prompt, whatever the budget says. closed_batches: let no request join a batch that has
+    begun to answer."""
+
+    whole_prompts: bool = False
+    closed_batches: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """Ceilings of one engine. `max_chunk` bounds a prompt's share of one step (0: only the token budget does).
 
@@ -35,8 +44,7 @@ class Limits:
     cohorts: the rows that sample are spread over so many plans, and none may be in two uncommitted ones (0: they may).
     follows: a DeviceDrafter keeps something for every position. catches_up: how it takes in the tokens of a row that it
     has missed (compute/drafting.py).
-    whole: (prompts, batches): never cut a prompt, whatever the budget says; let no request join a batch that has begun
-    to answer. Early engines worked like this; both are kept so that the gain of later methods can be measured.
+    older: what early engines did; kept so that the gain of later methods can be measured.
     """
 
     max_rows: int
@@ -49,7 +57,7 @@ class Limits:
     follows: bool = False
     catches_up: str = "on"
     cohorts: int = 0
-    whole: tuple[bool, bool] = (False, False)
+    older: OlderWays = OlderWays()
     max_adapters: int = 0
 
     @property

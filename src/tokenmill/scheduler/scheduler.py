@@ -265,7 +265,7 @@ class Scheduler:
 
     def _chunk(self, position: int, end: int, budget: int) -> int:
         want = end - position
-        if self.limits.whole[0]:
+        if self.limits.older.whole_prompts:
             return want
         count = min(want, budget, self.limits.max_chunk or budget)
         if count < want:  # end on a block border, so that the next chunk can still skip cached blocks
@@ -343,9 +343,10 @@ class Scheduler:
         return True
 
     def _admit(self, budget: int, flight: Flight) -> None:
-        """Start waiting sequences. If batches are `whole`, one that has begun only takes sequences of its own
+        """Start waiting sequences. If batches are closed, one that has begun only takes sequences of its own
         requests."""
-        if self.limits.whole[1] and any(len(s.tokens) + s.pending > s.num_prompt for s in self.roster.running):
+        begun = (len(s.tokens) + s.pending > s.num_prompt for s in self.roster.running)
+        if self.limits.older.closed_batches and any(begun):
             others = [entry for entry in self.roster.waiting if not entry[2].group.spawned]
             if len(others) == len(self.roster.waiting):
                 return

@@ -14,7 +14,7 @@ from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.cache_events import MARK_BYTES, CacheEvents, next_mark, root_mark
 from tokenmill.kvcache.snapshots import Snapshots
 from tokenmill.scheduler.policy import make_policy
-from tokenmill.scheduler.roster import Limits, derive_seed
+from tokenmill.scheduler.roster import Limits, OlderWays, derive_seed
 from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.scheduler.search import BeamSearch, Sampling
 from tokenmill.testing.hash_executor import HashExecutor
@@ -335,10 +335,12 @@ def run_story(
         follows=follows,
         catches_up="anew" if recalls else "on",
         cohorts=0 if executor.chains else rng.choice([1, 2, 3]),
-        whole=(rng.random() < 0.1, rng.random() < 0.1),
+        older=OlderWays(rng.random() < 0.1, rng.random() < 0.1),
     )
     if tight_windows:
-        limits = replace(limits, max_step_tokens=step_tokens, whole=(False, limits.whole[1]))
+        limits = replace(
+            limits, max_step_tokens=step_tokens, older=OlderWays(closed_batches=limits.older.closed_batches)
+        )
     snapshots = None
     if stateful:
         every, turn = rng.choice([1, 8, 24, 1000]), rng.choice([1, 4, 12, 1000])
