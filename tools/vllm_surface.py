@@ -84,7 +84,7 @@ FIELDS: tuple[str, ...] = (
 NOTES = {
     "logits_processors": "callables in this process; slow, as each token waits for Python",
     "output_kind": "read by AsyncLLM and LLMEngine",
-    "logprobs": "up to 20",
+    "logprobs": "offline as many as are asked for, over HTTP up to `--max-logprobs`",
     "best_of": "still there",
     "use_beam_search": "still there; `LLM.beam_search` is the newer way",
 }

@@ -21,6 +21,7 @@ from tokenmill.core.sleeping import check_level, check_mode
 from tokenmill.engine.crew import Crew
 from tokenmill.engine.engine_args import EngineArgs
 from tokenmill.engine.hub_tokenizer import HubTokenizer
+from tokenmill.engine.llm_arguments import check_around
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, check_salt, default_params, make_request
 from tokenmill.engine.routing import Router, asked_of
@@ -57,10 +58,11 @@ class AsyncLLM:
         self._end = weakref.finalize(self, _close, self.reader, self.crew)
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> AsyncLLM:
+    def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> AsyncLLM:
         """The model that these arguments describe."""
         return cls(**engine_args.given())
 
+        check_around(others)
     async def generate(
         self,
         prompt: Prompt,

@@ -21,8 +21,16 @@ LOST = {
     "guided_options_request": "give SamplingParams(structured_outputs=...)",
     "chat_template": "only chat() renders a template; score() and classify() take an instruction=",
     "chat_template_content_format": "it is auto, string or openai, and all are the same here",
+    "stat_loggers": "the server's /metrics and LLM.get_metrics() have the engine's numbers",
 }
 """Arguments of vLLM's methods that would have no effect, and why."""
+_AROUND = frozenset(
+    {
+        *("usage_context", "enable_multiprocessing", "start_engine_loop"),
+        *("enable_log_requests", "disable_log_requests", "disable_log_stats"),
+    }
+)
+"""What vLLM's engines are made with that concerns its processes and logs."""
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
@@ -54,6 +62,11 @@ def about(place: int, count: int) -> Iterator[None]:
         if count > 1:
             error.add_note(f"It is about request {place} of {count}, counted from 0.")
         raise
+
+
+def check_around(others: Mapping[str, Any]) -> None:
+    """Accept what from_engine_args is given besides the engine's arguments, if it asks for nothing here."""
+    check_others("from_engine_args", {name: value for name, value in others.items() if name not in _AROUND})
 
 
 def check_others(verb: str, others: Mapping[str, Any]) -> None:

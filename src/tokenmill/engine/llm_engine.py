@@ -15,6 +15,7 @@ from tokenmill.core.request import RequestOutput, SamplingParams, TextDelta
 from tokenmill.engine.build import Built, build_llm
 from tokenmill.engine.driver import Driver
 from tokenmill.engine.engine_args import EngineArgs
+from tokenmill.engine.llm_arguments import check_around
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, default_params, make_request
 
@@ -29,8 +30,9 @@ class LLMEngine:
         """What has been said since the last step, to each request that was told anything."""
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> LLMEngine:
+    def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> LLMEngine:
         """A loaded model; `close()` frees it."""
+        check_around(others)
         built = build_llm(engine_args.config())
         return cls(built, Driver(built.engine, built.tokenizer), PromptReader(built.tokenizer, built.context))
 

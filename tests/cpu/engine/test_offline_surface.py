@@ -315,6 +315,13 @@ def test_the_model_and_its_worker(llm, tmp_path):
     assert json.loads(llm.stop_profile().read_text())["traceEvents"]
 
 
+@pytest.mark.parametrize("engine", [LLMEngine, AsyncLLMEngine])
+@pytest.mark.parametrize("given", [{"stat_loggers": [print]}, {"stat_logger": None}])
+def test_what_engines_are_made_with_has_an_effect_or_is_refused(tiny, engine, given):
+    with pytest.raises(ParameterError, match=next(iter(given))):
+        engine.from_engine_args(EngineArgs(model=str(tiny)), enable_multiprocessing=False, **given)
+
+
 def test_an_engine_by_hand(tiny):
     engine = LLMEngine.from_engine_args(EngineArgs(model=str(tiny), swap_space=4, seed=0, **SMALL))
     engine.add_request("a", "The mill", greedy(5))
