@@ -200,6 +200,17 @@ def test_every_document_is_reached_from_the_readme() -> None:
     assert pages <= reached, pages - reached
 
 
+def test_every_run_of_a_figure_says_when_of_what_and_how() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text()
+    _, table, figures = re.split(r"(^\| run \| date .*?^$)", page, maxsplit=1, flags=re.DOTALL | re.MULTILINE)
+    known = set[str]()
+    for row in table.splitlines()[2:]:
+        runs, dates, commit, _, command, _ = (cell.strip() for cell in row.strip("|").split("|"))
+        known.update(re.findall(r"\b[GCST]\d+\b", runs))
+        assert re.fullmatch(r"2026-\d\d-\d\d", dates) and re.search(r"\b[0-9a-f]{7}", commit) and command, row
+    assert set(re.findall(r"\b[GCST]\d+\b", figures)) == known
+
+
 def test_what_documents_ask_of_make_is_a_target() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for document in [*DOCUMENTS, "CONTRIBUTING.md"]:
