@@ -22,7 +22,7 @@ help:
 	@echo "make test-nightly  the CPU tests with whole products of families, modes, fields and shapes (hours)"
 	@echo "make test-web     the page in Chromium, with how quick it is and axe-core (wants a quiet machine); pictures in out/web/"
 	@echo "make test-clients      published clients (openai 2.x and 3.x, Node, langchain-openai) against 'serve demo'"
-	@echo "make test-reliability  the long rows of the reliability table (about an hour; TOKENMILL_RELIABILITY_SECONDS shortens)"
+	@echo "make test-reliability  a server under load and attack: docs/server.md (about an hour; TOKENMILL_RELIABILITY_SECONDS shortens)"
 	@echo "make test-neon         the AArch64 kernels, cross-compiled and emulated (apt-get install g++-aarch64-linux-gnu qemu-user)"
 	@echo "make check    ruff, ruff format, mypy, import contracts and cycles, size ceilings"
 	@echo "make fmt      format, and mend what ruff can"

@@ -1,4 +1,4 @@
-"""Rows 2, 4 and 14: clients that leave, dawdle, stop reading, or send too much. Each prints what it measured."""
+"""Clients that leave, dawdle, stop reading, or send too much. Each prints what it measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 from tests.cpu.server.conftest import Running
 from tests.reliability.lean import Tally
-from tests.reliability.rows_helpers import one, percentile, rss
+from tests.reliability.reliability_helpers import one, percentile, rss
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 Launch = Callable[..., Running]
@@ -66,7 +66,7 @@ def leave_early(running: Running, body: dict[str, Any], name: str, *, reset: boo
 
 
 @pytest.mark.parametrize("step_ms", [10, 0])
-def test_row_2_a_hundred_dropped_streams(launch: Launch, step_ms: int) -> None:
+def test_a_hundred_dropped_streams(launch: Launch, step_ms: int) -> None:
     """Steps that the engine made after the server had told its last token, and after the client had closed.
 
     A model's step takes about 10 ms; a tiny one's (0 ms more) are shorter than a message's way, and only shown.
@@ -97,7 +97,7 @@ def test_row_2_a_hundred_dropped_streams(launch: Launch, step_ms: int) -> None:
     assert max(waits) <= 0.25 and (not step_ms or max(seen + closed) <= 2)
 
 
-def test_row_4_two_hundred_slow_sockets(launch: Launch) -> None:
+def test_two_hundred_slow_sockets(launch: Launch) -> None:
     running = launch("--log-level", "warning", "--read-timeout", "50", "--max-num-seqs", "128")
 
     async def rate(seconds: float) -> tuple[float, list[float]]:
@@ -169,7 +169,7 @@ def test_row_4_two_hundred_slow_sockets(launch: Launch) -> None:
     assert found["tokens_per_s_beside"] >= 0.9 * found["tokens_per_s_alone"] and found["health_ms_p99"] <= 200
 
 
-def test_row_14_bodies_and_heads_over_their_ceilings(launch: Launch) -> None:
+def test_bodies_and_heads_over_their_ceilings(launch: Launch) -> None:
     limit = 4 << 20
     running = launch("--log-level", "warning", "--max-body-bytes", str(limit))
     json_type = b"content-type: application/json\r\n"

@@ -1,4 +1,4 @@
-"""Rows 6, 13, 22 and 23: prompts that are too long, malformed requests without end, wrong keys, words in logs."""
+"""Prompts that are too long, malformed requests without end, wrong keys, words in logs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.cpu.server.conftest import Running
-from tests.reliability.rows_helpers import percentile
+from tests.reliability.reliability_helpers import percentile
 from tokenmill.server.access import digest, shown_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -29,7 +29,7 @@ LEAK = re.compile(r"0x[0-9a-f]{6,}|Traceback|File \"")
 KEYS = ("key-number-one-0123456789", "key-number-two-0123456789")
 
 
-def test_row_6_prompts_beyond_the_context(launch: Launch) -> None:
+def test_prompts_beyond_the_context(launch: Launch) -> None:
     running = launch("--log-level", "warning")
     port = urlsplit(running.url).port
     short, long, health = [], [], []
@@ -57,8 +57,6 @@ def timed(port: int | None, data: bytes, status: int) -> float:
     connection.close()
     return time.monotonic() - began
 
-
-# ---------------------------------------------------------------- row 13
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize")
 GOOD: list[dict[str, Any]] = [
@@ -126,7 +124,7 @@ def raw(rng: random.Random) -> bytes:
     return b"\r\n".join([line, *chosen, b"", b""]) + tail
 
 
-def test_row_13_malformed_requests(launch: Launch, seconds: float) -> None:
+def test_malformed_requests(launch: Launch, seconds: float) -> None:
     """5,000 cases at least, and then on until half of `seconds` has passed (5 minutes by default)."""
     running = launch("--log-level", "warning", "--read-timeout", "2")
     port = urlsplit(running.url).port
@@ -181,15 +179,12 @@ def socket_answer(port: int | None, data: bytes) -> bytes:
     return b""
 
 
-# ---------------------------------------------------------------- rows 22 and 23
-
-
 @pytest.fixture(scope="module")
 def keyed(launch: Launch) -> Iterator[Running]:
     yield launch("--api-key", KEYS[0], "--api-key", KEYS[1], "--log-level", "debug")
 
 
-def test_row_22_every_path_wants_a_key(keyed: Running) -> None:
+def test_every_path_wants_a_key(keyed: Running) -> None:
     known = keyed.client.get(keyed.url + "/openapi.json", headers={"x-api-key": KEYS[0]}).json()["paths"]
     asked = refused = 0
     for path in [*known, "/openapi.json", "/nowhere", "/v1", "/metrics/../v1/models", "//v1/models", "/v1/models/"]:
@@ -224,7 +219,7 @@ def _sockets(pid: int) -> set[str]:
     return found
 
 
-def test_row_22_comparing_keys_takes_the_same_time() -> None:
+def test_comparing_keys_takes_the_same_time() -> None:
     """20,000 samples: a key that shares its beginning with the right one is no slower to refuse."""
     from tokenmill.core.config import make_server_config
     from tokenmill.server.access import Access
@@ -246,7 +241,7 @@ def test_row_22_comparing_keys_takes_the_same_time() -> None:
     assert max(medians.values()) - min(medians.values()) < 1000
 
 
-def test_row_23_a_thousand_canaries(keyed: Running) -> None:
+def test_a_thousand_canaries(keyed: Running) -> None:
     """Words of prompts, outputs and keys through every path: none is in the log, the metrics or an error."""
     header = {"x-api-key": KEYS[1]}
     answers = []

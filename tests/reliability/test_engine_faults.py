@@ -1,4 +1,4 @@
-"""Rows 5 and 11 at length: too little memory, and a request in every round that breaks its steps."""
+"""Too little memory, and a request in every round that breaks its steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from tests.cpu.server.conftest import Running
 from tests.reliability.lean import Tally
-from tests.reliability.rows_helpers import one
+from tests.reliability.reliability_helpers import one
 from tokenmill.testing.tiny import make_tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -41,7 +41,7 @@ async def together(running: Running, bodies: list[dict[str, Any]]) -> tuple[list
     return [text for text, _ in found], [seconds for _, seconds in found]
 
 
-def test_row_5_a_quarter_of_the_memory(launch: Launch) -> None:
+def test_a_quarter_of_the_memory(launch: Launch) -> None:
     bodies = [{"prompt": [20 + i, 40, 60 + i] * 40, "tokens": 200, "temperature": 0.0} for i in range(64)]
     wanted, _ = asyncio.run(together(launch("--max-num-seqs", "64"), bodies))
     blocks = 64 * (320 // 16) // 4
@@ -56,7 +56,7 @@ def test_row_5_a_quarter_of_the_memory(launch: Launch) -> None:
     assert found["identical"] == 64 and found["preemptions"] > 0 and found["slowest_over_mean"] <= 3
 
 
-def test_row_11_a_thousand_rounds(launch: Launch) -> None:
+def test_a_thousand_rounds(launch: Launch) -> None:
     bodies = [{"prompt": [20 + i, 40, 60 + i], "tokens": 8, "temperature": float(i % 2), "seed": i} for i in range(31)]
     running = launch("--log-level", "error", faults="raise:250,251,250")
     wanted, _ = asyncio.run(together(running, bodies))
@@ -81,7 +81,7 @@ def test_row_11_a_thousand_rounds(launch: Launch) -> None:
     assert running.metric("tokenmill:engine_restarts") == 0
 
 
-def test_row_8_a_long_step_is_no_hang_and_a_stop_within_it_is(launch: Launch, tmp_path: Path) -> None:
+def test_a_long_step_is_no_hang_and_a_stop_within_it_is(launch: Launch, tmp_path: Path) -> None:
     """One step that takes many times the watchdog's patience, in operations that each take less."""
     model = make_tiny(tmp_path / "wide", layers=24, hidden=512, heads=8, kv_heads=8)
     long = ("--max-model-len", "4096", "--max-num-batched-tokens", "4096", "--no-enable-prefix-caching")

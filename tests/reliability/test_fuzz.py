@@ -26,7 +26,7 @@ from tests.cpu.server.conftest import Running
 from tests.reliability.fuzz.corpus import STANDING, Case, corpus, placed
 from tests.reliability.fuzz.mutate import Mutator
 from tests.reliability.fuzz.wire import Heard, Sent, body_of, framed, plain, send
-from tests.reliability.rows_helpers import SMALL_POOL, percentile, resident, rss
+from tests.reliability.reliability_helpers import SMALL_POOL, percentile, resident, rss
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 Launch = Callable[..., Running]

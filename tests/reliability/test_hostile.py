@@ -1,4 +1,4 @@
-"""Rows 16, 17, 18 and 20 at length: hostile schemas, model output, templates and model files; each prints figures."""
+"""Hostile schemas, model output, templates and model files; each prints figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 
 from tests.cpu.server.conftest import Running
-from tests.reliability.rows_helpers import SMALL_POOL, percentile, rss
+from tests.reliability.reliability_helpers import SMALL_POOL, percentile, rss
 from tokenmill.checkpoint.safetensors_header import parse_header
 from tokenmill.core.errors import ModelError
 from tokenmill.demo import demo_dir
@@ -40,10 +40,7 @@ def load(path: str) -> Any:
         sys.path.pop(0)
 
 
-# ---------------------------------------------------------------- row 16
-
-
-def test_row_16_bombs_and_ten_thousand_schemas(launch: Launch) -> None:
+def test_bombs_and_ten_thousand_schemas(launch: Launch) -> None:
     isolation, schemas = load("bench/structured/isolation"), load("bench/structured/schemas")
     running = launch("--log-level", "warning", *SMALL_POOL)
     waits = {}
@@ -86,10 +83,7 @@ def test_row_16_bombs_and_ten_thousand_schemas(launch: Launch) -> None:
     assert running.get("/health").status_code == 200 and running.metric("tokenmill:engine_restarts") == 0
 
 
-# ---------------------------------------------------------------- row 17
-
-
-def test_row_17_hostile_output_in_every_format() -> None:
+def test_hostile_output_in_every_format() -> None:
     """Every split of generated messages reads as the whole; twice the hostile text takes about twice the time."""
     messages = load("bench/structured/messages")
     tried = wrong = 0
@@ -102,10 +96,7 @@ def test_row_17_hostile_output_in_every_format() -> None:
     assert wrong == 0 and max(growths.values()) <= 2.3
 
 
-# ---------------------------------------------------------------- row 18
-
-
-def test_row_18_an_endless_template_stalls_nobody(launch: Launch, tmp_path: Path) -> None:
+def test_an_endless_template_stalls_nobody(launch: Launch, tmp_path: Path) -> None:
     endless = load("tests/cpu/text/test_chat_template").ENDLESS
     waits = []
     for name, source in endless.items():
@@ -123,7 +114,7 @@ def test_row_18_an_endless_template_stalls_nobody(launch: Launch, tmp_path: Path
     print(json.dumps({"templates": len(endless), "refused_after_s_max": max(waits)}))
 
 
-def test_row_18_templates_of_requests(launch: Launch) -> None:
+def test_templates_of_requests(launch: Launch) -> None:
     climbs = load("tests/cpu/text/test_chat_template").CLIMBS
     model = demo_dir("main")
     user = [{"role": "user", "content": "hello"}]
@@ -145,7 +136,7 @@ def test_row_18_templates_of_requests(launch: Launch) -> None:
     assert set(statuses) <= {200, 400}
 
 
-def test_row_18_typed_control_tokens(launch: Launch) -> None:
+def test_typed_control_tokens(launch: Launch) -> None:
     """200 strings that hold control tokens, whole, doubled, nested and cut, never become more than text."""
     model = demo_dir("main")
     running = launch("--log-level", "warning", model=model)
@@ -171,10 +162,7 @@ def tokens(running: Running, text: str) -> list[int]:
     return found
 
 
-# ---------------------------------------------------------------- row 20
-
-
-def test_row_20_a_million_mutated_headers(tmp_path: Path) -> None:
+def test_a_million_mutated_headers(tmp_path: Path) -> None:
     gguf = load("tests/cpu/gguf/test_gguf_engine")
     began = time.monotonic()
     readable = gguf.survive(500_000, gguf.fuzz_file(tmp_path / "m.gguf"), 20)
@@ -209,7 +197,7 @@ def is_read(header: bytes, size: int) -> bool:
     return True
 
 
-def test_row_20_folders_that_lie(tmp_path: Path) -> None:
+def test_folders_that_lie(tmp_path: Path) -> None:
     """A folder that lies is refused soon, and nothing in it runs."""
     from tokenmill import LLM
     from tokenmill.core.errors import UserError

@@ -1,4 +1,4 @@
-"""Row 24: what one key can learn of another's prompts, from times and from answers. Prints what it measured."""
+"""What one key can learn of another's prompts, from times and from answers. Prints what it measured."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def classify(running: Running, victim: str, prober: str, rng: random.Random) -> 
     return area(*times), cached
 
 
-def test_row_24_times_tell_nothing_of_another_key(launch: Launch) -> None:
+def test_times_tell_nothing_of_another_key(launch: Launch) -> None:
     flags = ("--api-key", KEYS[0], "--api-key", KEYS[1], "--log-level", "warning")
     running = launch(*flags)
     rng = random.Random(24)
@@ -73,7 +73,7 @@ def test_row_24_times_tell_nothing_of_another_key(launch: Launch) -> None:
     assert within >= 0.9 and shared >= 0.9 and told_own > PROBES * LENGTH * 0.9  # so that the test has power
 
 
-def test_row_24_ten_thousand_mixed_requests(launch: Launch) -> None:
+def test_ten_thousand_mixed_requests(launch: Launch) -> None:
     """Every answer echoes its own canary and nobody else's, and says what that prompt says alone."""
     running = launch("--api-key", KEYS[0], "--api-key", KEYS[1], "--log-level", "warning")
     canary = re.compile(r"CANARY\d{5}x")

@@ -156,6 +156,17 @@ def test_flags_and_variables_that_a_document_names_exist(document: str) -> None:
             assert name in source, line
 
 
+def test_every_variable_that_programs_read_is_told_of() -> None:
+    """Options aside: `--help` says that each flag is also a variable."""
+    told = "".join((ROOT / document).read_text() for document in [*DOCUMENTS, "CONTRIBUTING.md"])
+    files = [file for top in ("src", "tests", "bench", "tools") for file in (ROOT / top).rglob("*.py")]
+    read = {name for file in files for name in re.findall(r"environ\W+(?:get\W+)?(TOKENMILL_\w+)\W", file.read_text())}
+    assert len(read) > 10
+    options = {f"TOKENMILL_{name.upper()}" for groups in (config.GROUPS, config.SERVER_GROUPS)
+               for name in config.all_options(groups)}  # fmt: skip
+    assert {name for name in read - options if not re.search(rf"\b{name}\b", told)} == set()
+
+
 def test_the_curl_line_of_the_readme_is_a_request() -> None:
     (line,) = re.findall(r"^curl (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
     url, *_, body = shlex.split(line)

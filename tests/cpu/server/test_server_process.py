@@ -1,4 +1,4 @@
-"""A real server with a real engine process: answers, deaths, hangs, drains (rows 2, 7, 8, 9 of the table)."""
+"""A real server with a real engine process: answers, deaths, hangs, drains."""
 
 from __future__ import annotations
 

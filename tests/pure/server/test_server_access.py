@@ -1,4 +1,4 @@
-"""Rows 22 and 23: keys on every route, Host and Origin, nothing secret in logs or answers."""
+"""Keys on every route, Host and Origin, nothing secret in logs or answers."""
 
 from __future__ import annotations
 

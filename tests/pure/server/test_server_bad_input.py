@@ -1,4 +1,4 @@
-"""Rows 13 and 15 of the reliability table: whatever is sent, 4xx in OpenAI's shape, nothing left behind."""
+"""Whatever is sent, 4xx in OpenAI's shape, nothing left behind."""
 
 from __future__ import annotations
 

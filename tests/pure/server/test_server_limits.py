@@ -1,4 +1,4 @@
-"""Row 1 and 14: ceilings hold, refusals come before any work, and everything is given back."""
+"""Ceilings hold, refusals come before any work, and everything is given back."""
 
 from __future__ import annotations
 

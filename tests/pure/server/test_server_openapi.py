@@ -1,6 +1,6 @@
 """The OpenAPI document is right, and what it forbids is refused: schemathesis against a server over fake engines.
 
-TOKENMILL_FUZZ_EXAMPLES raises the number of examples per operation (the full run of row 13 uses 500).
+TOKENMILL_FUZZ_EXAMPLES raises the number of examples per operation (`make test-reliability` takes 500).
 """
 
 from __future__ import annotations

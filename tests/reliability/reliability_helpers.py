@@ -1,4 +1,4 @@
-"""What test_rows.py and other tests share."""
+"""What test_overload.py and other tests share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows 1, 3 and 25 of the reliability table against a real server; each prints what it measured."""
+"""Bursts, overload, clients that leave, and a soak with faults, against a real server; each prints what it measured."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ import pytest
 
 from tests.cpu.server.conftest import Running
 from tests.reliability.lean import Tally, one_lean, stream_request
-from tests.reliability.rows_helpers import SMALL_POOL, one, percentile, rss
+from tests.reliability.reliability_helpers import SMALL_POOL, one, percentile, rss
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 Launch = Callable[..., Running]
 
 
 @pytest.mark.parametrize("step_ms", [10, 0])
-def test_row_1_burst_and_overload(launch: Launch, seconds: float, step_ms: int) -> None:
+def test_burst_and_overload(launch: Launch, seconds: float, step_ms: int) -> None:
     """Steps of a model's length leave the cores to the server, as a GPU does: every mark is judged there. With none,
     engine, server and client fight for the same two cores: what counts there is that nothing breaks or leaks."""
     faults = f"slow={step_ms / 1000}" if step_ms else ""
@@ -88,7 +88,7 @@ def test_row_1_burst_and_overload(launch: Launch, seconds: float, step_ms: int) 
         assert found["rejection_ms_p99"] <= 100 and found["goodput_share"] >= 0.95
 
 
-def test_row_3_a_thousand_disconnects(launch: Launch) -> None:
+def test_a_thousand_disconnects(launch: Launch) -> None:
     running = launch("--log-level", "warning", *SMALL_POOL)
     random.seed(5)
 
@@ -128,7 +128,7 @@ def test_row_3_a_thousand_disconnects(launch: Launch) -> None:
     assert after - before <= 0.01 * before + (2 << 20)
 
 
-def test_row_25_soak_with_faults(launch: Launch, seconds: float) -> None:
+def test_soak_with_faults(launch: Launch, seconds: float) -> None:
     seconds *= 2
     running = launch("--max-restarts", "1000", "--log-level", "warning")
     prompts = {f"The mill number {i}": "" for i in range(8)}
