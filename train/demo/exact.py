@@ -1,4 +1,4 @@
-"""The exact prompts of the design, as data. Owns: prompts and the expressions that their answers must match."""
+"""Prompts whose answers are checked exactly, as data. Owns: prompts and the expressions that their answers must match."""
 
 from __future__ import annotations
 

@@ -155,17 +155,7 @@ def _take(found: Adapter, config: AdapterConfig, module: str, tensors: dict[str,
         raise ModelError(f"{where} has rank {down.shape[0]}, and adapter_config.json says {rank}.")
     if rank > MOST_RANK:
         raise ModelError(f"{where}: rank {rank} is more than {MOST_RANK}.")
-    magnitude = tensors.get("lora_magnitude_vector")
-    if config.dora and magnitude is None:
-        raise ModelError(f"{where} has no lora_magnitude_vector, and adapter_config.json says use_dora.")
-    if magnitude is not None and not config.dora:
-        raise ModelError(f"{where} has a lora_magnitude_vector, but adapter_config.json does not say use_dora.")
-    if magnitude is not None:
-        magnitude = magnitude.reshape(-1)
-        if table:
-            raise ModelError(f"{where}: DoRA of embeddings is not supported.")
-        if len(magnitude) != up.shape[0]:
-            raise ModelError(f"{where}: lora_magnitude_vector has {len(magnitude)} entries, not {up.shape[0]}.")
+    magnitude = _magnitude(where, config, tensors, up.shape[0], table=table)
     bias = tensors.get("lora_B.bias")
     if bias is not None and tuple(bias.shape) != (up.shape[0],):
         raise ModelError(f"{where}: the bias of lora_B has shape {list(bias.shape)}, not [{up.shape[0]}].")
@@ -173,6 +163,24 @@ def _take(found: Adapter, config: AdapterConfig, module: str, tensors: dict[str,
         raise ModelError(f"{where}: DoRA with a bias of lora_B is not supported.")
     group = found.tables if table else found.linear
     group[module] = LowRank(down, up, config.scale_of(module, rank), magnitude, bias)
+
+
+def _magnitude(
+    where: str, config: AdapterConfig, tensors: dict[str, Tensor], rows: int, *, table: bool
+) -> Tensor | None:
+    """DoRA's magnitudes of one module; None where the adapter has none."""
+    found = tensors.get("lora_magnitude_vector")
+    if found is None:
+        if config.dora:
+            raise ModelError(f"{where} has no lora_magnitude_vector, and adapter_config.json says use_dora.")
+        return None
+    if not config.dora:
+        raise ModelError(f"{where} has a lora_magnitude_vector, but adapter_config.json does not say use_dora.")
+    if table:
+        raise ModelError(f"{where}: DoRA of embeddings is not supported.")
+    if found.numel() != rows:
+        raise ModelError(f"{where}: lora_magnitude_vector has {found.numel()} entries, not {rows}.")
+    return found.reshape(-1)
 
 
 def _check_whole(found: Adapter, config: AdapterConfig) -> None:

@@ -167,7 +167,7 @@ class CallReader:
         while True:
             yield from source.spaces()
             seen = yield from source.peek()
-            if seen in (",", "}") and seen:
+            if seen in (",", "}"):
                 source.skip(1)
                 if seen == "}":
                     break
