@@ -1,4 +1,4 @@
-"""Prompts whose answers are checked exactly, as data. Owns: prompts and the expressions that their answers must match."""
+"""Prompts whose answers are checked exactly, as data. Owns: prompts and the expressions that answers must match."""
 
 from __future__ import annotations
 
