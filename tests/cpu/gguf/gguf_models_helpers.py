@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from parity import ours
 from torch import Tensor
 from transformers import (
     ArceeConfig,
@@ -31,8 +33,10 @@ from transformers import (
     Starcoder2Config,
 )
 
+from tokenmill.checkpoint.gguf_config import read_config
 from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.compute.forward import StoredMatrix
+from tokenmill.core.errors import ModelError
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.models.registry import build_model
 
@@ -95,6 +99,25 @@ def build(path: Path, kernels: Any) -> Any:
 
 def prompt() -> list[int]:
     return torch.randint(0, 96, (80,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+def logits(path: Path, *steps: int) -> Tensor:
+    """Of `prompt`, computed in these steps."""
+    kernels = Unrounded()
+    return ours(build(path, kernels), {"a": prompt()}, [[("a", count)] for count in steps], kernels)["a"]
+
+
+def check_same(found: Tensor, expected: Tensor) -> None:
+    assert expected.std() > 0.03
+    assert (found - expected).abs().max() <= 1e-4 * max(1.0, float(expected.abs().max()))
+
+
+def check_refused(path: Path, change: dict[str, Any], says: str) -> None:
+    """The file's metadata can be read; with this change (None: without a key) a message says why they cannot."""
+    known = GgufModel(path)
+    changed = {key: value for key, value in {**known.metadata, **change}.items() if value is not None}
+    with pytest.raises(ModelError, match=says):
+        read_config(changed, known.tensors, known._numbers, "m.gguf")
 
 
 MIXED = {"*": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K", "output": "Q6_K"}

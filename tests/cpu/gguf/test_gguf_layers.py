@@ -9,13 +9,9 @@ from typing import Any
 
 import pytest
 from gguf_layers_helpers import CASES, FULL, C, write
-from gguf_models_helpers import Unrounded, build, prompt
-from parity import make, ours, theirs
+from gguf_models_helpers import check_refused, check_same, logits, prompt
+from parity import make, theirs
 from torch import Tensor
-
-from tokenmill.checkpoint.gguf_config import read_config
-from tokenmill.checkpoint.gguf_model import GgufModel
-from tokenmill.core.errors import ModelError
 
 USUAL = ("glm4moe", "deepseek2-v3", "qwen3next", "gemma4", "granitehybrid-moe", "lfm2moe", "falcon-h1",
          "nemotron_h_moe", "mamba", "jamba")  # fmt: skip
@@ -53,11 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
 @pytest.mark.parametrize("name", CASES if FULL else USUAL)
 def test_like_transformers(name: str, made: Callable[[str], Made]) -> None:
     reference, path = made(name)
-    kernels, tokens = Unrounded(), prompt()
-    found = ours(build(path, kernels), {"a": tokens}, [[("a", 30)], [("a", 50)]], kernels)["a"]
-    expected = theirs(reference, tokens)
-    assert expected.std() > 0.03
-    assert (found - expected).abs().max() <= 1e-4 * max(1.0, float(expected.abs().max()))
+    check_same(logits(path, 30, 50), theirs(reference, prompt()))
 
 
 @pytest.mark.parametrize(
@@ -66,12 +58,9 @@ def test_like_transformers(name: str, made: Callable[[str], Made]) -> None:
 def test_quantised_files_keep_their_numbers(name: str, tmp_path: Path) -> None:
     """Rows picked, joined and turned out of Q8_0 blocks are what the same numbers in float32 are."""
     _, config, tensors = models(name, tmp_path)
-    kernels, tokens = Unrounded(), prompt()
     for kind in ("Q8_0", "rounded"):
         write(tmp_path / f"{kind}.gguf", CASES[name][0], config, tensors, kind)
-    exact, found = (ours(build(tmp_path / f"{kind}.gguf", kernels), {"a": tokens}, [[("a", 80)]], kernels)["a"]
-                    for kind in ("rounded", "Q8_0"))  # fmt: skip
-    assert (found - exact).abs().max() <= 1e-4 * max(1.0, float(exact.abs().max()))
+    check_same(logits(tmp_path / "Q8_0.gguf", 80), logits(tmp_path / "rounded.gguf", 80))
 
 
 @pytest.mark.parametrize(
@@ -92,8 +81,4 @@ def test_quantised_files_keep_their_numbers(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(name: str, change: C, says: str, made: Callable[[str], Made]) -> None:
-    known = GgufModel(made(name)[1])
-    changed = {key: value for key, value in {**known.metadata, **change}.items() if value is not None}
-    read_config(known.metadata, known.tensors, known._numbers, "m.gguf")
-    with pytest.raises(ModelError, match=says):
-        read_config(changed, known.tensors, known._numbers, "m.gguf")
+    check_refused(made(name)[1], change, says)

@@ -12,12 +12,11 @@ import pytest
 import torch
 import transformers as hf
 from gguf_layers_helpers import FULL, C, write
-from gguf_models_helpers import Unrounded, build, prompt
-from parity import make, ours, theirs
+from gguf_models_helpers import Unrounded, check_refused, check_same, logits, prompt
+from parity import make, theirs
 from torch import Tensor
 from writing import permute
 
-from tokenmill.checkpoint.gguf_config import read_config
 from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.core.errors import ModelError
 from tokenmill.models.registry import build_model
@@ -194,20 +193,14 @@ def written(name: str, folder: Path, kind: str = "F32") -> tuple[Any, Path]:
 @pytest.mark.parametrize("name", CASES if FULL else USUAL)
 def test_like_transformers(name: str, tmp_path: Path) -> None:
     reference, path = written(name, tmp_path)
-    kernels, tokens = Unrounded(), prompt()
-    found = ours(build(path, kernels), {"a": tokens}, [[("a", 30)], [("a", 50)]], kernels)["a"]
-    expected = theirs(reference, tokens)
-    assert expected.std() > 0.03
-    assert (found - expected).abs().max() <= 1e-4 * max(1.0, float(expected.abs().max()))
+    check_same(logits(path, 30, 50), theirs(reference, prompt()))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "falcon-40b", *(["phi2-fused", "gptneox", "olmo", "dbrx"] if FULL else [])])
 def test_quantised_files_keep_their_numbers(name: str, tmp_path: Path) -> None:
     """Rows picked, joined and turned out of Q8_0 blocks are what the same numbers in float32 are."""
-    kernels, tokens = Unrounded(), prompt()
-    exact, found = (ours(build(written(name, tmp_path, kind)[1], kernels), {"a": tokens}, [[("a", 80)]], kernels)["a"]
-                    for kind in ("rounded", "Q8_0"))  # fmt: skip
-    assert (found - exact).abs().max() <= 1e-4 * max(1.0, float(exact.abs().max()))
+    exact, found = (logits(written(name, tmp_path, kind)[1], 80) for kind in ("rounded", "Q8_0"))
+    check_same(found, exact)
 
 
 @pytest.mark.parametrize(
@@ -224,9 +217,7 @@ def test_quantised_files_keep_their_numbers(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(name: str, change: C, says: str, tmp_path: Path) -> None:
-    known = GgufModel(written(name, tmp_path)[1])
-    with pytest.raises(ModelError, match=says):
-        read_config({**known.metadata, **change}, known.tensors, known._numbers, "m.gguf")
+    check_refused(written(name, tmp_path)[1], change, says)
 
 
 @pytest.mark.parametrize(
