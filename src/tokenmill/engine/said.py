@@ -65,10 +65,10 @@ class Said:
         """The request for an engine that does not know what was said so far."""
         request = self.request
         self.skip_rows = self.prompt_rows
-        if not any(self.emitted):
+        if not any(self.emitted) and not self.ended:
             return request
         params = request.params
-        if params.prompt_logprobs is not None:  # complete once a token has been said
+        if params.prompt_logprobs is not None:  # complete once a token has been said, or an output has ended
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         emitted = [list(tokens) for tokens in self.emitted]
         return msgspec.structs.replace(request, params=params, emitted=emitted, ended=sorted(self.ended))

@@ -81,7 +81,7 @@ class Scheduler:
         request = group.request
         assert request.id not in self.roster.groups, f"request id {request.id} is in use"
         self.roster.groups[request.id] = group
-        if any(request.emitted) and not group.search.width:
+        if (any(request.emitted) or request.ended) and not group.search.width:
             self.roster.resume(group)
             return
         seq = self.roster.new_sequence(group, list(request.prompt_ids), group.constraint)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.request import Request, SamplingParams, TokenDelta
 from tokenmill.core.sequence import SequenceGroup
 from tokenmill.core.step import RowSampling
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.said import Said
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.scheduler.policy import make_policy
 from tokenmill.scheduler.roster import Limits
@@ -67,3 +68,17 @@ def test_a_replayed_prompt_counts_once() -> None:
             engine.step()
         engine.forget_prefixes()
     assert (scheduler.counters.prompt_tokens, scheduler.counters.cached_tokens) == (OWN, 0)
+
+
+def test_an_output_that_ended_without_a_word_stays_ended() -> None:
+    """Its numbers were not finite, say; then the engine died before the other output had said anything."""
+    tables = BlockTables([GroupLayout(0)], [60], BLOCK)
+    scheduler = Scheduler(Limits(4, max_step_tokens=8), tables, make_policy("fcfs"), NoDrafter())
+    engine = Engine(scheduler, HashExecutor(HashModel(), [0], [60], BLOCK), None)  # type: ignore[arg-type]
+    request = Request(id="r", prompt_ids=[1, 2, 3], params=SamplingParams(n=2))
+    again = Said(request, None, emitted=[[], []], ended={0}).replayed()
+    scheduler.add(SequenceGroup(again, Sampling(), RowSampling(end_ids=[0]), 9, 2))
+    found: list[TokenDelta] = []
+    while engine.has_work:
+        found += engine.step()
+    assert {delta.index for delta in found} == {1} and found[-1].finish is not None
