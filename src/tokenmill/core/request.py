@@ -437,6 +437,10 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
+    def finished(self) -> bool:
+        """Has it ended?"""
+        return self.finish_reason is not None
+
 
 class RequestMetrics(msgspec.Struct, kw_only=True):
     """Host clock readings of one request, in seconds of a monotonic clock."""

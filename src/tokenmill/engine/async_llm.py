@@ -8,24 +8,26 @@ import functools
 import time
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tokenmill.core.config import make_config
 from tokenmill.core.config_file import DEFAULT_MODEL, with_config_file
 from tokenmill.core.errors import EngineDeadError, IdInUseError, SequenceError
-from tokenmill.core.params import LoRARequest, RequestOutputKind
-from tokenmill.core.pooled import AS_STATED, EmbeddingOutput, EmbeddingRequestOutput
+from tokenmill.core.params import LoRARequest, PoolingParams, RequestOutputKind
+from tokenmill.core.pooled import AS_STATED, EmbeddingOutput, EmbeddingRequestOutput, PoolingRequestOutput
 from tokenmill.core.request import Request, RequestOutput, SamplingParams, TextDelta
 from tokenmill.core.sleeping import check_level, check_mode
 from tokenmill.engine.crew import Crew
 from tokenmill.engine.engine_args import EngineArgs
 from tokenmill.engine.hub_tokenizer import HubTokenizer
-from tokenmill.engine.llm_arguments import check_around
+from tokenmill.engine.llm_arguments import check_around, check_connector
 from tokenmill.engine.outputs import Accumulator
+from tokenmill.engine.pooling import as_tensor, pooling_params_of, sampling_of
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, check_salt, default_params, make_request
 from tokenmill.engine.routing import Router, asked_of
 from tokenmill.engine.said import MOST_DEATHS, REPEATEDLY
+from tokenmill.engine.scores import shorten
 from tokenmill.engine.service import Caller, OrphanedError, Service, ends_of
 from tokenmill.engine.turns import Turns
 from tokenmill.engine.weights import Weights, WeightUpdates
@@ -60,9 +62,9 @@ class AsyncLLM:
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> AsyncLLM:
         """The model that these arguments describe."""
+        check_around(others)
         return cls(**engine_args.given())
 
-        check_around(others)
     async def generate(
         self,
         prompt: Prompt,
@@ -104,23 +106,46 @@ class AsyncLLM:
         self, prompt: Prompt, *, pooling: str | None = None, lora_request: LoRARequest | None = None
     ) -> EmbeddingRequestOutput:
         """One prompt's unit vector."""
+        return await self._vector(prompt, pooling_params_of(None, pooling=pooling), None, 0, lora_request)
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        lora_request: LoRARequest | None = None,
+        *,
+        priority: int = 0,
+        truncate_prompt_tokens: int | None = None,
+    ) -> AsyncIterator[PoolingRequestOutput]:
+        """The same vector as a tensor in `outputs.data`; it is all that is yielded."""
+        params = pooling_params_of(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens)
+        yield as_tensor(await self._vector(prompt, params, request_id, priority, lora_request))
+
+    async def _vector(
+        self, prompt: Prompt, params: PoolingParams, name: str | None, priority: int, lora_request: LoRARequest | None
+    ) -> EmbeddingRequestOutput:
+        check_priority(priority, self.service.built.config.schedule.scheduling_policy)
         adapter = await self._adapter(lora_request)
-        text, ids, salt = await asyncio.to_thread(self.reader.read, prompt)
-        request = self._request(text, ids, SamplingParams(max_tokens=1), None, salt=salt, adapter=adapter)
-        async for delta in self._deltas(request, AS_STATED if pooling is None else pooling):
+        sampling = sampling_of(params, self.service.built.context)
+        text, ids, salt = await asyncio.to_thread(self.reader.read, prompt, sampling)
+        request = self._request(text, ids, sampling, name, priority=priority, salt=salt, adapter=adapter)
+        async for delta in self._deltas(request, AS_STATED if params.pooling is None else params.pooling):
             if delta.error is not None:
                 raise (SequenceError if self.alive[0].dead is None else EngineDeadError)(delta.error)
             if delta.pooled is not None:
-                outputs = EmbeddingOutput(embedding=delta.pooled)
-                return EmbeddingRequestOutput(request_id=request.id, prompt_token_ids=ids, outputs=outputs)
+                outputs = EmbeddingOutput(embedding=shorten(delta.pooled, params.dimensions))
+                return EmbeddingRequestOutput(
+                    request_id=request.id, prompt_token_ids=request.prompt_ids, outputs=outputs
+                )
         raise EngineDeadError("the request was aborted")
 
-    async def abort(self, request_id: str) -> None:
-        """End a request; its iterator ends with finish_reason "abort"."""
-        self.waiting = [name for name in self.waiting if name != request_id]
-        number = self.owners.get(request_id)
-        if number is not None:
-            await self.services[number].abort(request_id)
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End a request, or several; an iterator ends with finish_reason "abort"."""
+        names = {request_id} if isinstance(request_id, str) else set(request_id)
+        self.waiting = [name for name in self.waiting if name not in names]
+        for name in names & self.owners.keys():
+            await self.services[self.owners[name]].abort(name)
 
     async def get_tokenizer(self) -> HubTokenizer | None:
         """The model's tokenizer, with the method names of Transformers' tokenizers; None if there is none."""
@@ -140,10 +165,11 @@ class AsyncLLM:
             if service.dead is not None:
                 raise EngineDeadError(service.dead)
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes."""
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all cached prefixes. reset_running_requests: open requests are computed again, too."""
+        check_connector(reset_connector)
         for service in self.alive:
-            await service.call(service.engine.forget_prefixes)
+            await service.call(functools.partial(service.engine.forget_prefixes, running=reset_running_requests))
         return True
 
     async def update_weights(self, weights: Weights) -> int:

@@ -65,8 +65,10 @@ class Engine:
         """Is any request open, or any plan in flight?"""
         return self.scheduler.has_work
 
-    def forget_prefixes(self) -> None:
-        """Empty the prefix cache."""
+    def forget_prefixes(self, *, running: bool = False) -> None:
+        """Empty the prefix cache. running: requests that run give their blocks back, too, and are computed again."""
+        if running:
+            self.scheduler.roster.preempt_all()
         self.scheduler.tables.cache.clear()
 
     def step(self) -> list[TokenDelta]:

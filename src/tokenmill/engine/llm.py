@@ -14,9 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import torch
-
 from tokenmill.core.config import make_config
 from tokenmill.core.config_file import DEFAULT_MODEL, with_config_file
 from tokenmill.core.errors import ParameterError, UserError
@@ -26,7 +23,6 @@ from tokenmill.core.pooled import (
     BeamSearchSequence,
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
-    PoolingOutput,
     PoolingRequestOutput,
     ScoringRequestOutput,
 )
@@ -36,11 +32,11 @@ from tokenmill.engine.driver import Driver, wait_for_last_step
 from tokenmill.engine.engine_args import EngineArgs
 from tokenmill.engine.gauges import AllGauges
 from tokenmill.engine.hub_tokenizer import HubTokenizer
-from tokenmill.engine.llm_arguments import FORMAT, LOST, about, as_list, check_others, with_ids
+from tokenmill.engine.llm_arguments import FORMAT, LOST, about, as_list, check_connector, check_others, with_ids
 from tokenmill.engine.llm_engine import LLMEngine
 from tokenmill.engine.metrics import Metric, read_metrics
 from tokenmill.engine.outputs import Accumulator
-from tokenmill.engine.pooling import Pooler
+from tokenmill.engine.pooling import Pooler, as_tensor, pooling_params_of
 from tokenmill.engine.profiling import Profiler
 from tokenmill.engine.progress import progress_of
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, check_salt, default_params, make_request
@@ -177,7 +173,7 @@ class LLM:
         """A unit vector of each prompt: the last token's final hidden state, or the mean of all (pooling="mean");
         without `pooling`, as the model's files say."""
         check_others("embed", others)
-        params = _pooling(pooling_params, pooling=pooling, truncate_prompt_tokens=truncate_prompt_tokens)
+        params = pooling_params_of(pooling_params, pooling=pooling, truncate_prompt_tokens=truncate_prompt_tokens)
         return self._pooler(use_tqdm, lora_request).embed(as_list(prompts), params)
 
     def encode(
@@ -193,16 +189,9 @@ class LLM:
     ) -> list[PoolingRequestOutput]:
         """The same vectors as `embed`, as tensors in `outputs.data`."""
         check_others("encode", others)
-        params = _pooling(pooling_params, task=pooling_task, truncate_prompt_tokens=truncate_prompt_tokens)
+        params = pooling_params_of(pooling_params, task=pooling_task, truncate_prompt_tokens=truncate_prompt_tokens)
         found = self._pooler(use_tqdm, lora_request).embed(as_list(prompts), params)
-        return [
-            PoolingRequestOutput(
-                request_id=each.request_id,
-                prompt_token_ids=each.prompt_token_ids,
-                outputs=PoolingOutput(data=torch.tensor(each.embedding)),
-            )
-            for each in found
-        ]
+        return [as_tensor(each) for each in found]
 
     def score(
         self,
@@ -218,7 +207,7 @@ class LLM:
     ) -> list[ScoringRequestOutput]:
         """How well texts match, one with all or pair by pair, as the server's /score says it: the cosine of their
         embeddings, or how likely the model says that the second answers the first (method="likelihood")."""
-        params = _pooling(more.pop("pooling_params", None), truncate_prompt_tokens=more.pop(_CUT, None))
+        params = pooling_params_of(more.pop("pooling_params", None), truncate_prompt_tokens=more.pop(_CUT, None))
         check_others("score", more)
         return self._pooler(use_tqdm, lora_request).score(data_1, data_2, params, method, instruction)
 
@@ -352,11 +341,12 @@ class LLM:
         """Write the recording; returns the trace's file, which browsers' tracing pages can read."""
         return self._profiler.stop()
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all cached prefixes. reset_running_requests: open requests are computed again, too."""
         self._check_open()
+        check_connector(reset_connector)
         with self.driver.alone():
-            self.engine.forget_prefixes()
+            self.engine.forget_prefixes(running=reset_running_requests)
         return True
 
     def __getattr__(self, name: str) -> Any:
@@ -464,10 +454,3 @@ class LLM:
         for place, request in enumerate(requests):
             with about(place, len(requests)):
                 admission.check(request, place, pooling)
-
-
-def _pooling(given: PoolingParams | None, **more: Any) -> PoolingParams:
-    params = given or PoolingParams()
-    if not isinstance(params, PoolingParams):
-        raise ParameterError("pooling_params must be one PoolingParams for all prompts.", param="pooling_params")
-    return msgspec.structs.replace(params, **{name: value for name, value in more.items() if value is not None})

@@ -78,3 +78,11 @@ def check_others(verb: str, others: Mapping[str, Any]) -> None:
             raise ParameterError(f"{verb} has no argument {name!r}.", param=name)
         elif value is not None and value != {}:
             raise ParameterError(f"{name} = {shown(value)} cannot be used: {LOST[name]}.", param=name)
+
+
+def check_connector(reset_connector: bool) -> None:
+    """Refuse to reset what is not there."""
+    if reset_connector:
+        raise ParameterError(
+            "reset_connector=True cannot be done: keys and values do not leave the engine.", param="reset_connector"
+        )

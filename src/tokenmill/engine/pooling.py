@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+import torch
+
 from tokenmill.core.errors import ParameterError, SequenceError
 from tokenmill.core.params import PoolingParams
 from tokenmill.core.pooled import (
@@ -16,6 +19,8 @@ from tokenmill.core.pooled import (
     ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
 )
@@ -53,9 +58,7 @@ class Pooler:
 
     def embed(self, prompts: Sequence[Prompt], params: PoolingParams) -> list[EmbeddingRequestOutput]:
         """Unit vectors, in order."""
-        params.check()
-        cut = self.context if params.truncate_prompt_tokens == LONGEST else params.truncate_prompt_tokens
-        sampling = SamplingParams(max_tokens=1, truncate_prompt_tokens=cut)
+        sampling = sampling_of(params, self.context)
         requests = []
         for place, prompt in enumerate(prompts):
             with about(place, len(prompts)):
@@ -135,6 +138,28 @@ class Pooler:
             sums.append(answer_logprob(rows, done.request.prompt_ids, ends[place % len(ends)]))
         names = [request.id for request in requests[:: len(ends)]]
         return list(zip(names, asked, shares(sums, len(ends)), strict=True))
+
+
+def pooling_params_of(given: PoolingParams | None, **more: Any) -> PoolingParams:
+    """The checked parameters of a call; `more`: its own arguments, which come first."""
+    params = given or PoolingParams()
+    if not isinstance(params, PoolingParams):
+        raise ParameterError("pooling_params must be one PoolingParams for all prompts.", param="pooling_params")
+    params = msgspec.structs.replace(params, **{name: value for name, value in more.items() if value is not None})
+    params.check()
+    return params
+
+
+def sampling_of(params: PoolingParams, context: int) -> SamplingParams:
+    """What a request for a vector samples, and how its prompt is cut."""
+    cut = context if params.truncate_prompt_tokens == LONGEST else params.truncate_prompt_tokens
+    return SamplingParams(max_tokens=1, truncate_prompt_tokens=cut)
+
+
+def as_tensor(found: EmbeddingRequestOutput) -> PoolingRequestOutput:
+    """The same vector as `encode` gives it."""
+    data = PoolingOutput(data=torch.tensor(found.embedding))
+    return PoolingRequestOutput(request_id=found.request_id, prompt_token_ids=found.prompt_token_ids, outputs=data)
 
 
 def _texts(given: Any) -> list[Any]:

@@ -93,10 +93,10 @@ class Replicas:
             return self._end(entry, index, reason)
         return self._seen(entry.engine, self.parts[entry.engine].abort(request_id, index, reason))
 
-    def forget_prefixes(self) -> None:
+    def forget_prefixes(self, *, running: bool = False) -> None:
         """Empty the prefix caches."""
         for part in self.alive.values():
-            part.forget_prefixes()
+            part.forget_prefixes(running=running)
 
     def begin(self, tokens: int) -> None:
         """See Engine.begin; each engine has been given its share."""

@@ -220,6 +220,14 @@ class Roster:
         self.give_back(seq)
         self.wait(seq)
 
+    def preempt_all(self) -> None:
+        """Preempt all sequences; those in flight, once their results have come."""
+        for seq in list(self.running):
+            if seq.inflight:
+                seq.leaving = True
+            else:
+                self.preempt(seq)
+
     def give_back(self, seq: Sequence) -> None:
         self.tables.close(seq)
         if seq.row >= 0:

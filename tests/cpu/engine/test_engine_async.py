@@ -8,7 +8,7 @@ import random
 import pytest
 from engines import check_nothing_left, exact, greedy, open_llm, run
 
-from tokenmill import AsyncLLM, SamplingParams
+from tokenmill import AsyncLLM, PoolingParams, SamplingParams
 from tokenmill.core.errors import EngineDeadError, UserError
 
 
@@ -160,4 +160,50 @@ async def test_embeddings_and_chat(engine, tiny):
     assert [o.embedding for o in found] == [o.embedding for o in wanted]
     output, _ = await collect(engine.chat([{"role": "user", "content": "hello"}], greedy(5)))
     assert exact(output) == exact(answer)
+    await nothing_left(engine)
+
+
+async def test_encode_gives_the_vector_of_embed(engine):
+    vector = (await engine.embed([5, 6, 7])).outputs.embedding
+    params = PoolingParams(dimensions=8, truncate_prompt_tokens=3)
+    whole, short = [
+        [output async for output in engine.encode(prompt, given, name)]
+        for prompt, given, name in (([5, 6, 7], None, "one"), ([9, 5, 6, 7], params, "two"))
+    ]
+    assert [len(whole), whole[0].request_id, whole[0].finished] == [1, "one", True]
+    assert whole[0].outputs.data.tolist() == pytest.approx(vector)
+    length = sum(x * x for x in vector[:8]) ** 0.5
+    assert short[0].prompt_token_ids == [5, 6, 7]
+    assert short[0].outputs.data.tolist() == pytest.approx([x / length for x in vector[:8]])
+    for bad, name in ((PoolingParams(task="classify"), "task"), ({"dimensions": 8}, "pooling_params")):
+        with pytest.raises(UserError, match=name):
+            await anext(engine.encode([5, 6, 7], bad))
+    await nothing_left(engine)
+
+
+async def test_the_prefix_cache_is_forgotten_while_requests_run(engine):
+    """With reset_running_requests, they are computed again and say the same."""
+    counters = engine.service.engine.scheduler.counters
+    wanted = exact((await collect(engine.generate([9] * 40, greedy(200))))[0])
+    for again in (False, True):
+        stream = engine.generate([9] * 40, greedy(200))
+        first = await anext(stream)
+        assert not first.outputs[0].finished()
+        assert await engine.reset_prefix_cache(reset_running_requests=again)
+        last, _ = await collect(stream)
+        assert exact(last) == wanted and last.outputs[0].finished()
+        assert counters.preemptions == again
+    with pytest.raises(UserError, match="reset_connector"):
+        await engine.reset_prefix_cache(reset_connector=True)
+    await nothing_left(engine)
+
+
+async def test_several_requests_are_aborted_at_once(engine):
+    streams = [engine.generate([5, 6], greedy(500), name) for name in "abc"]
+    for stream in streams:
+        await anext(stream)
+    await engine.abort(["a", "c", "unknown"])
+    found = [(await collect(streams[i]))[0].outputs[0].finish_reason for i in (0, 2)]
+    await engine.abort("b")
+    assert [*found, (await collect(streams[1]))[0].outputs[0].finish_reason] == ["abort"] * 3
     await nothing_left(engine)

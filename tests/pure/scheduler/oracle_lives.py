@@ -325,6 +325,8 @@ class Lives:
         if chance < 0.004:
             self.begin()
         elif chance < 0.012:
+            if chance < 0.008:
+                self.scheduler.roster.preempt_all()
             self.tables.cache.clear()
         elif chance < 0.02:
             self.replace_adapter()
