@@ -17,6 +17,8 @@ from tokenmill.core.files import present, read_object
 FolderCheckpoint = SafetensorsCheckpoint | TorchBinCheckpoint | DummyCheckpoint
 LOAD_FORMATS = ("auto", "safetensors", "pt", "dummy")
 MAX_CONFIG_BYTES = 4 << 20
+_STORED_AS = ("quantization_config", "compression_config")
+"""Keys that say how weights are stored; the second is older. They may also lie in a model's text part."""
 BESIDE = "quantize_config.json"
 """What AutoGPTQ says of its files where config.json has no `quantization_config`."""
 
@@ -47,11 +49,14 @@ def open_checkpoint(
 
 
 def read_config(path: Path | str) -> dict[str, Any]:
-    """Read a folder's config.json, with what older tools say in a file beside it. A ModelError names the file."""
+    """Read a folder's config.json. What it says about stored weights is under `quantization_config`, wherever tools
+    write it. A ModelError names the file."""
     config, beside = read_object(Path(path) / "config.json", MAX_CONFIG_BYTES), Path(path) / BESIDE
-    if any(config.get(key) for key in ("quantization_config", "compression_config")) or not present(beside):
-        return config
-    return {**config, "quantization_config": {"quant_method": "gptq", **read_object(beside, MAX_CONFIG_BYTES)}}
+    parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
+    said = next((found for part in parts for key in _STORED_AS if (found := part.get(key))), None)
+    if said is None and present(beside):
+        said = {"quant_method": "gptq", **read_object(beside, MAX_CONFIG_BYTES)}
+    return config if said is None else {**config, "quantization_config": said}
 
 
 def read_generation_config(path: Path | str) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.shards import check_shape, no_tensor, place, torch_files
-from tokenmill.checkpoint.whole_tensors import WholeTensors
 from tokenmill.checkpoint.torch_pickle import check_torch_file
+from tokenmill.checkpoint.whole_tensors import WholeTensors
 from tokenmill.core.errors import ModelError
 from tokenmill.core.files import LOOK, open_regular, told_by
 

@@ -28,6 +28,7 @@ from tokenmill.quant.detect import (
     check_numbers,
     from_dense,
     has_form,
+    is_zeros_beside,
     load_stacked,
     load_weight,
     numbers,
@@ -278,9 +279,9 @@ class Build:
         return self.place.layers(*weigh(self.checkpoint, count, hidden, float(head)))
 
     def leftovers(self) -> list[str]:
-        """Tensors that nobody asked for. Empty tensors do not count."""
+        """Tensors that nobody asked for. Empty tensors do not count, nor do zeros that nothing adds."""
         left = sorted(n for n in self.checkpoint.names() if n not in self.book.used)
-        left = [n for n in left if not ignorable(n)]
+        left = [n for n in left if not ignorable(n) and not is_zeros_beside(self.checkpoint, n)]
         return [n for n in left if 0 not in (self.checkpoint.shape(n) or ())]
 
     def kv_scales(self) -> bool:

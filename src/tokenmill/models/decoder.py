@@ -204,7 +204,8 @@ def _check_tied(checkpoint: Checkpoint, embedding: str, head: str) -> None:
     if not {embedding, head} <= set(checkpoint.names()):
         return
     one, other = checkpoint.tensor(embedding), checkpoint.tensor(head)
-    if not one.is_meta and not other.is_meta and not torch.equal(one, other):
+    codes = one.dtype != other.dtype and min(one.element_size(), other.element_size()) < 2
+    if codes or (not one.is_meta and not other.is_meta and not torch.equal(one, other)):
         raise ModelError(
             f"config.json: 'tie_word_embeddings' is true, but {head} is not the matrix of {embedding}: one of the two "
             "is damaged, or the head has a matrix of its own and it must be false."

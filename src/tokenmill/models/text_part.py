@@ -78,7 +78,7 @@ def settle_tie(config: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     stored = set(names)
     if TEXT_OF not in config or "tie_word_embeddings" in config or not stored:
         return config
-    return {**config, "tie_word_embeddings": "lm_head.weight" not in stored}
+    return {**config, "tie_word_embeddings": not any(name.startswith("lm_head.") for name in stored)}
 
 
 def _check_type(config: Mapping[str, Any], name: str, outer: Outer) -> None:

@@ -30,6 +30,7 @@ from tokenmill.quant import (
     ternary,
     torchao,
 )
+from tokenmill.quant.base import known
 from tokenmill.quant.dense import DenseWeight, as_held, check_real
 from tokenmill.quant.gguf_weight import BlockWeight
 from tokenmill.quant.grid import GridWeight, Unrounded
@@ -80,12 +81,16 @@ class WeightRequest:
 def check_config(config: Mapping[str, object]) -> Mapping[str, object]:
     """Read from config.json how weights are stored. What cannot be read is refused."""
     quantization = config.get("quantization_config") or config.get("compression_config")
+    if not quantization and isinstance(other := config.get("quantization"), Mapping) and "group_size" in other:
+        quantization = other
     if not quantization:
         return {}
     if isinstance(quantization, Mapping) and (check := _METHODS.get(str(quantization.get("quant_method")))):
         check(quantization)
         return quantization
-    method = quantization.get("quant_method", "?") if isinstance(quantization, Mapping) else quantization
+    method: object = quantization
+    if isinstance(quantization, Mapping):
+        method = quantization.get("quant_method", "mlx" if {"group_size", "bits"} <= quantization.keys() else "?")
     raise ModelError(
         f"This checkpoint is quantised with {shown(method)}, which is not supported. Use an unquantised checkpoint, or "
         f"one by {', '.join(_METHODS)}."
@@ -134,6 +139,16 @@ def load_weight(
 def has_form(ckpt: Checkpoint, name: str) -> bool:
     """Does the checkpoint hold the matrix `name` in a form without NAME.weight?"""
     return any(ckpt.has(f"{name}.{other}") for other in _OTHER_NAMES)
+
+
+def is_zeros_beside(ckpt: Checkpoint, full: str) -> bool:
+    """Is this the bias of a quantised matrix whose numbers are all 0? AutoGPTQ writes one for every matrix, also where
+    the model has none."""
+    name = full.removesuffix(".bias")
+    if name == full or not _is_stored(ckpt, name):
+        return False
+    bias = ckpt.tensor(full)
+    return not known(bias) or not bool(bias.any())
 
 
 def _plainly(ckpt: Checkpoint, request: WeightRequest) -> bool:

@@ -109,6 +109,12 @@ def test_flat_configs_of_older_files(tmp_path: Path) -> None:
     assert torch.equal(logits(config, tensors), logits(flat, older))
 
 
+def int8_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes of 8 bits from 0 on, and a scale for each row."""
+    scales = matrix.abs().amax(1, keepdim=True) / 255
+    return (matrix.abs() / scales).round().to(torch.uint8), scales
+
+
 def test_the_tensors_say_whether_the_head_is_the_embedding(tmp_path: Path) -> None:
     _, config, tensors = make("mistral3", tmp_path)
     silent = {k: v for k, v in config.items() if k != "tie_word_embeddings"}
@@ -120,6 +126,11 @@ def test_the_tensors_say_whether_the_head_is_the_embedding(tmp_path: Path) -> No
     assert torch.equal(logits(silent, tied), logits(config, {**tied, head: embedding}))
     with pytest.raises(ModelError, match=r"'tie_word_embeddings'.* no tensor 'lm_head\.weight'"):
         load(config, tied)
+    rows = int8_rows(tensors[head])  # a head in another form is a head, too
+    narrow = {**tied, f"{head.removesuffix('weight')}W_q": rows[0], f"{head.removesuffix('weight')}scale": rows[1],
+              f"{head.removesuffix('weight')}zero": torch.zeros_like(rows[1])}  # fmt: skip
+    wide = logits(config, {**tensors, head: rows[0] * rows[1]})
+    assert torch.allclose(logits(silent, narrow), wide, atol=0.05)
 
 
 def test_a_key_that_this_class_does_not_read_may_be_null(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ nothing but a ModelError ends a load. And groups whose numbers are all equal, wh
 
 from __future__ import annotations
 
+import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,8 @@ from stored_forms_helpers import FORMS, IN, OUT, Made, read
 from tokenmill.checkpoint.folder import read_config
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import ReferenceKernels, make_kernels
-from tokenmill.quant.detect import check_config
+from tokenmill.quant.convert import Recipe, convert
+from tokenmill.quant.detect import check_config, check_stored
 
 BESIDE = ("input_scale", "output_scale")
 """About activations, which files' scales do not change."""
@@ -208,6 +210,25 @@ def test_what_older_tools_say_beside_config(tmp_path: Path) -> None:
     assert (found["quant_method"], found["checkpoint_format"]) == ("gptq", "gptq_v2")
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq", "bits": 4}}')
     assert check_config(read_config(tmp_path))["quant_method"] == "awq"
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_what_config_says_counts_wherever_it_lies(key: str, tmp_path: Path) -> None:
+    said = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+    for config in ({key: said}, {"text_config": {key: said}}, {key: said, "text_config": {"hidden_size": 8}}):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        found = read_config(tmp_path)
+        check_stored(found, "compressed-tensors", "here", gguf=False)
+        assert found == {**config, "quantization_config": said}
+        with pytest.raises(ModelError, match="is already quantised"):
+            convert(tmp_path, tmp_path / "new", Recipe(4))
+
+
+@pytest.mark.parametrize("key", ["quantization", "quantization_config"])
+def test_files_of_mlx_are_refused_by_name(key: str) -> None:
+    with pytest.raises(ModelError, match="quantised with 'mlx', which is not supported"):
+        check_config({key: {"group_size": 64, "bits": 4}})
+    assert check_config({"quantization": {"quant_algo": "FP8"}}) == {}
 
 
 @pytest.mark.parametrize("form", ["gptq 4", "awq gemm", "packed 4", "nvfp4", "mxfp4", "hqq 4", "quanto 4", "torchao 4"])
