@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import torch
+from gpu_helpers import rand
 
 from tokenmill.compute.matrix import StoredMatrix
 from tokenmill.kernels.grid import FP4
 
 FP8 = torch.float8_e4m3fn
-
-
-def rand(*shape, dtype=torch.bfloat16, scale=1.0):
-    return (torch.randn(*shape, device="cuda") * scale).to(dtype)
 
 
 NF4 = (

@@ -9,6 +9,9 @@ import torch
 
 pytest.importorskip("triton")
 
+from gpu_engine_helpers import agreement
+from gpu_helpers import rand, relative, triton_kernels
+
 from tokenmill import LLM, SamplingParams
 from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSpec
 from tokenmill.kernels.reference import ReferenceKernels
@@ -16,22 +19,6 @@ from tokenmill.quant.base import WeightBase
 from tokenmill.quant.dense import DenseWeight
 
 REFERENCE = ReferenceKernels()
-
-
-def triton_kernels(**options):
-    from tokenmill.kernels.triton import TritonKernels
-
-    return TritonKernels(**options)
-
-
-def rand(*shape, dtype=torch.bfloat16, scale=1.0):
-    return (torch.randn(*shape, device="cuda") * scale).to(dtype)
-
-
-def relative(found, expected):
-    assert found.shape == expected.shape
-    assert torch.isfinite(found.float()).all()
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize(("experts", "top", "groups", "order"), [
@@ -166,15 +153,6 @@ CONFIGS = {
         "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.0, "norm_topk_prob": False,
     },
 }  # fmt: skip
-
-
-def agreement(a, b):
-    """Share of tokens before the first difference."""
-    same = total = 0
-    for x, y in zip(a, b, strict=True):
-        first = next((i for i, (m, n) in enumerate(zip(x, y, strict=True)) if m != n), len(x))
-        same, total = same + first, total + len(x)
-    return same / total
 
 
 @pytest.mark.parametrize("name", CONFIGS)

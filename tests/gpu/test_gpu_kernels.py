@@ -9,28 +9,13 @@ import torch
 
 pytest.importorskip("triton")
 
+from gpu_helpers import rand, relative, triton_kernels
 from paged_batch import PagedBatch
 
 from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, NormSpec, RopeSpec
 from tokenmill.kernels.reference import ReferenceKernels
 
 REFERENCE = ReferenceKernels()
-
-
-def triton_kernels(**options):
-    from tokenmill.kernels.triton import TritonKernels
-
-    return TritonKernels(**options)
-
-
-def rand(*shape, dtype=torch.bfloat16, scale=1.0):
-    return (torch.randn(*shape, device="cuda") * scale).to(dtype)
-
-
-def relative(found, expected):
-    assert found.shape == expected.shape
-    assert torch.isfinite(found.float()).all()
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
 def wide(norm):

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from gpu_helpers import relative
 from paged_batch import PagedBatch
 
 from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, RopeSpec
@@ -19,12 +20,6 @@ STEPS = [
     [("a", 1), ("b", 200), ("c", 1), ("d", 64)],
     [("a", 1), ("b", 1), ("c", 1), ("d", 1)],
 ]
-
-
-def relative(found, expected):
-    assert found.shape == expected.shape
-    assert torch.isfinite(found.float()).all()
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize(("heads", "latent", "rotated"), [(16, 512, 64), (128, 512, 64), (20, 96, 32)])

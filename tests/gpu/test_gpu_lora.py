@@ -6,6 +6,7 @@ from itertools import accumulate
 
 import pytest
 import torch
+from gpu_engine_helpers import agreement, ids, prompts
 from gpu_lora_helpers import adapters as shared_adapters
 from gpu_lora_helpers import asked, make
 from gpu_lora_helpers import model as shared_model
@@ -16,23 +17,6 @@ from tokenmill.kernels.reference import ReferenceKernels
 
 model = shared_model
 adapters = shared_adapters
-
-
-def prompts(count):
-    return [{"prompt_token_ids": torch.randint(0, 2048, (5 + 13 * i % 200,)).tolist()} for i in range(count)]
-
-
-def ids(outputs):
-    return [list(o.outputs[0].token_ids) for o in outputs]
-
-
-def agreement(a, b):
-    """Share of tokens before the first difference."""
-    same = total = 0
-    for x, y in zip(a, b, strict=True):
-        first = next((i for i, (m, n) in enumerate(zip(x, y, strict=True)) if m != n), len(x))
-        same, total = same + first, total + len(x)
-    return same / total
 
 
 def apart(a, b):

@@ -10,7 +10,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from gpu_narrow_helpers import FP8, coded, matrix, rand
+from gpu_helpers import rand, relative
+from gpu_narrow_helpers import FP8, coded, matrix
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.compute.forward import NormSpec
@@ -18,12 +19,6 @@ from tokenmill.demo import demo_dir
 from tokenmill.kernels.reference import ReferenceKernels
 
 REFERENCE = ReferenceKernels()
-
-
-def relative(found, expected):
-    assert found.shape == expected.shape
-    assert torch.isfinite(found.float()).all()
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
 KINDS = ["fp8", "fp8/blocks", "int8", "int8/32", "int8/128", "int4/32", "int4/64", "int4/128", "int4", "int4z/32",

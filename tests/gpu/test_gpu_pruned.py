@@ -7,6 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
+from gpu_helpers import relative
+
 from tokenmill import LLM, SamplingParams
 from tokenmill.compute.forward import NormSpec
 from tokenmill.compute.matrix import StoredMatrix
@@ -29,11 +31,6 @@ def packed(kernels, numbers, bias=None):
         parts = (("codes", numbers), ("scales", torch.rand(len(numbers), 1, device="cuda") + 0.5))
         return kernels.pack(StoredMatrix("fp8", shape, parts, numbers.float, bias))
     return kernels.pack(StoredMatrix("dense", shape, (("numbers", numbers),), lambda: numbers, bias))
-
-
-def relative(found, expected):
-    assert found.shape == expected.shape and torch.isfinite(found.float()).all()
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, FP8])

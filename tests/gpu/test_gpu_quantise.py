@@ -11,6 +11,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from gpu_helpers import triton_kernels
+
 from tokenmill.quantize import recipes
 from tokenmill.quantize.codes import Spec
 from tokenmill.quantize.gptq import gptq
@@ -19,12 +21,6 @@ from tokenmill.quantize.quantize_model import QuantizeJob, quantize_model
 from tokenmill.quantize.recipes import Recipe, complete_recipe
 from tokenmill.quantize.sparse_methods import parse_sparsity, sparsegpt
 from tokenmill.testing.tiny import make_tiny
-
-
-def triton_kernels():
-    from tokenmill.kernels.triton import TritonKernels
-
-    return TritonKernels()
 
 
 def problem(rows: int, columns: int) -> tuple[Tensor, Inputs]:

@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from gpu_helpers import relative
 from paged_batch import PagedBatch
 
 from tokenmill.compute.forward import AttentionSpec, KVSpec, NormSpec
@@ -27,10 +28,6 @@ CONFIG = {
     "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }  # fmt: skip
-
-
-def relative(found, expected):
-    return float((found.float() - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("steady", [False, True])

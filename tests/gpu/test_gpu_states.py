@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from gpu_helpers import triton_kernels as make_kernels
 from paged_batch import PagedBatch
 
 from tokenmill import LLM, SamplingParams
@@ -27,12 +28,6 @@ CONFIG = {
     "linear_conv_kernel_dim": 4, "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }  # fmt: skip
-
-
-def make_kernels(**options):
-    from tokenmill.kernels.triton import TritonKernels
-
-    return TritonKernels(**options)
 
 
 def run(kernels, device, part, compute):
