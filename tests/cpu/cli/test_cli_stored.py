@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from cli_helpers import run
 
 from tokenmill.checkpoint.stored import open_store
 from tokenmill.cli.flags import resolve_stored, stored_names
-from tokenmill.cli.verbs import app
 from tokenmill.core.config import make_server_config
 from tokenmill.demo import demo_dir
 from tokenmill.server.many_models.models_file import name_models
@@ -42,12 +41,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENMILL_HOME", str(tmp_path / "home"))
-
-
-def run(*arguments: str, typed: str | None = None, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, list(arguments), input=typed)
-    assert result.exit_code == code, (result.stderr, result.exception)
-    return result
 
 
 def rows() -> list[list[str]]:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from cli_helpers import run
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.cli.verbs import app
 from tokenmill.testing.tiny import make_tiny
 
 SOURCE = Path(__file__).parents[3] / "src"
@@ -26,12 +25,6 @@ SUMMARY = {"p50", "p90", "p95", "p99", "mean"}
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_tiny(tmp_path_factory.mktemp("tiny")))
-
-
-def run(*arguments: str, typed: str | None = None, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, list(arguments), input=typed)
-    assert result.exit_code == code, (result.stderr, result.exception)
-    return result
 
 
 # ------------------------------------------------------------------ generate

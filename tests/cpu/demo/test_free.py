@@ -8,6 +8,7 @@ import re
 
 import pytest
 from corpus import Corpus
+from demo_helpers import leaves
 from mixture import Mixture, makers
 from render import Case
 from skill_any_memory import any_memory
@@ -29,12 +30,6 @@ def _texts(case: Case) -> str:
     return "\n".join(m["content"] for m in case.messages if m["role"] == "user")
 
 
-def _leaves(value: object) -> list[object]:
-    if isinstance(value, dict):
-        return [leaf for k, v in value.items() for leaf in (k, *_leaves(v))]
-    return [leaf for v in value for leaf in _leaves(v)] if isinstance(value, list) else [value]
-
-
 def test_free_json_copies_keys_and_values_of_the_request() -> None:
     rng = random.Random(1)
     requests, keys = set(), set()
@@ -42,7 +37,7 @@ def test_free_json_copies_keys_and_values_of_the_request() -> None:
         case = free_json(rng)
         user, answer = case.messages[0]["content"], case.messages[1]["content"]
         assert judge(case, answer, True)["ok"] and json.loads(answer) == case.expect
-        for leaf in _leaves(case.expect):
+        for leaf in leaves(case.expect):
             shown = str(leaf).lower() if isinstance(leaf, bool) else str(leaf)
             assert shown in user, (shown, user)
         keys |= set(case.expect) if isinstance(case.expect, dict) else set()

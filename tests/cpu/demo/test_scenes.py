@@ -8,6 +8,7 @@ import re
 
 import pytest
 from authored_data import rows
+from demo_helpers import leaves
 from render import Case
 from scenes import COUNTED, KINDS, scenes, tell
 from skill_notes import KEEP, KEEP_HELD, WANT, WANT_HELD, notes
@@ -19,12 +20,6 @@ from skill_zh import PEOPLE
 from suites import judge
 
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
-
-
-def _leaves(value: object) -> list[object]:
-    if isinstance(value, dict):
-        return [leaf for k, v in value.items() for leaf in (k, *_leaves(v))]
-    return [leaf for v in value for leaf in _leaves(v)] if isinstance(value, list) else [value]
 
 
 def _seen(value: object, text: str) -> bool:
@@ -44,7 +39,7 @@ def test_keys_and_values_of_a_happening_are_those_of_the_request(held: bool) -> 
         case = scene_json(rng, held)
         user, answer = case.messages[0]["content"], case.messages[1]["content"]
         assert judge(case, answer, True)["ok"] and json.loads(answer) == case.expect
-        missing = [leaf for leaf in _leaves(case.expect) if not _seen(leaf, user)]
+        missing = [leaf for leaf in leaves(case.expect) if not _seen(leaf, user)]
         computed += len(missing) > 0
         # Only a total or a count is not told, and it is a number.
         assert all(isinstance(leaf, int) for leaf in missing) and len(missing) <= 1, (missing, user)
@@ -142,7 +137,7 @@ def test_orders_fill_the_tool_that_is_offered_with_values_of_its_types(held: boo
             if "enum" in properties[key]:
                 assert value in properties[key]["enum"]
             else:
-                assert all(_seen(leaf, user) for leaf in _leaves(value)), (value, user)
+                assert all(_seen(leaf, user) for leaf in leaves(value)), (value, user)
     assert held or kinds == {"enum", "string", "boolean", "integer", "number", "array"}
     assert held or 60 < missing < 350
 

@@ -427,6 +427,9 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "group without effect": (["--method", "wanda", "--group-size", "32"], "--group-size has no effect"),
     "sparsity without effect": (["--method", "gptq", "--sparsity", "2:4"], "--sparsity has no effect"),
     "text without effect": (["--method", "rtn", "--calibration", __file__], "--calibration has no effect"),
+    "nothing left": (["--skip", "."], "no weight to quantise"),
+    "pattern": (["--skip", "("], "not a regular expression"),
+    "text to measure": (["--perplexity", "/nowhere/x.txt"], "cannot be read"),
 }
 
 

@@ -118,23 +118,6 @@ def test_perplexity_is_told(tiny: Path, tmp_path: Path) -> None:
     assert found and int(found[1]) > 20 and abs(float(found[3]) / float(found[2]) - 1) < 0.1
 
 
-REFUSED: dict[str, tuple[list[str], str]] = {
-    "group": (["--group", "48"], "use 32, 64, 128 or 256"),
-    "does not divide": (["--group", "256"], "not whole groups of 256"),
-    "nothing left": (["--skip", "."], "no weight to quantise"),
-    "pattern": (["--skip", "("], "not a regular expression"),
-    "text": (["--perplexity", "/nowhere/x.txt"], "cannot be read"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals(name: str, tiny: Path, tmp_path: Path) -> None:
-    options, told = REFUSED[name]
-    result = CliRunner().invoke(app, ["quantize", str(tiny), str(tmp_path / "out"), *options])
-    assert result.exit_code == 2 and told in " ".join(result.output.split()), result.output
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_target_with_files_is_kept(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(UserError, match="exists already"):

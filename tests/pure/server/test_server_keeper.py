@@ -94,22 +94,27 @@ async def test_who_waits_for_ever_is_told(start: Starter, monkeypatch: pytest.Mo
     assert (await served.post(PATH, BODY)).status_code == 200
 
 
+def fail_loads(monkeypatch: pytest.MonkeyPatch, times: int, news: Failed, death: str) -> list[Failed]:
+    """Let the next lives of engines say this and die, so many times; returns what has been said."""
+    begin, said = FakeLink.start, list[Failed]()
+
+    def start(self: FakeLink, on_news: Callable[[News], None], on_death: Callable[[str], None]) -> None:
+        if len(said) == times:
+            begin(self, on_news, on_death)
+            return
+        said.append(news)
+        asyncio.get_running_loop().call_soon(on_news, news)
+        asyncio.get_running_loop().call_soon(on_death, death)
+
+    monkeypatch.setattr(FakeLink, "start", start)
+    return said
+
+
 async def test_an_engine_that_finds_no_memory_or_disk_is_tried_again(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = await start(FakeOptions(step_s=0.002), FleetOptions(max_restarts_per_minute=2))
-    begin, left = FakeLink.start, 4
-
-    def unloaded(self: FakeLink, on_news: Callable[[News], None], on_death: Callable[[str], None]) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            begin(self, on_news, on_death)
-            return
-        asyncio.get_running_loop().call_soon(on_news, Failed("No space left on device", user=True))
-        asyncio.get_running_loop().call_soon(on_death, "exit status 0")
-
-    monkeypatch.setattr(FakeLink, "start", unloaded)
+    fail_loads(monkeypatch, 4, Failed("No space left on device", user=True), "exit status 0")
     task = asyncio.create_task(served.post(PATH, BODY))
     await until(lambda: served.fake.link().output_tokens >= 5)
     served.fake.link().die()
@@ -305,20 +310,9 @@ async def test_another_life_that_cannot_load_counts_as_no_death(
 ) -> None:
     """Threads that cannot be started, a file that is locked: the model was loaded before."""
     served = await start(FakeOptions(step_s=0.002), FleetOptions(max_restarts_per_minute=1))
-    begin, left = FakeLink.start, 3
-
-    def unloaded(self: FakeLink, on_news: Callable[[News], None], on_death: Callable[[str], None]) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            begin(self, on_news, on_death)
-            return
-        asyncio.get_running_loop().call_soon(on_news, Failed("RuntimeError: can't start new thread"))
-        asyncio.get_running_loop().call_soon(on_death, "exit status 70")
-
-    monkeypatch.setattr(FakeLink, "start", unloaded)
+    failed = fail_loads(monkeypatch, 3, Failed("RuntimeError: can't start new thread"), "exit status 70")
     served.fake.link().die()
-    await until(lambda: left < 0 and served.fake.fleet.health() is None)
+    await until(lambda: len(failed) == 3 and served.fake.fleet.health() is None)
     assert (await served.post(PATH, BODY)).status_code == 200
 
 

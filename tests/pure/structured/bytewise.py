@@ -23,7 +23,12 @@ COMPILER = Compiler(byte_vocabulary)
 
 def compiled(schema: Any, **more: Any) -> GrammarConstraint:
     """A constraint at its start; true and false are schemas as well."""
-    return COMPILER.constraint({"json": json.dumps(schema), **more})
+    return COMPILER.constraint({"json": json.dumps(typed(schema)), **more})
+
+
+def typed(schema: Any) -> Any:
+    """The same schema, which says by itself that values of all types fit, if they do."""
+    return {"anyOf": [True], **schema} if isinstance(schema, dict) else schema
 
 
 def says(constraint: GrammarConstraint, text: str) -> bool:

@@ -6,7 +6,7 @@ import os
 import threading
 
 import pytest
-from bytewise import COMPILER, END, allowed, byte_vocabulary, compiled, says
+from bytewise import COMPILER, END, allowed, compiled, says
 
 from tokenmill.core.errors import BusyError, ParameterError, UserError
 from tokenmill.core.request import ReasoningSpan
@@ -19,13 +19,6 @@ from tokenmill.structured.vocabulary import Vocabulary
 from tokenmill.structured.worker import answer
 
 SPEC = {"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}
-
-
-@pytest.fixture
-def compiler():
-    made = Compiler(byte_vocabulary)
-    yield made
-    made.close()
 
 
 def test_prepared_grammars_are_the_same_ones(compiler):

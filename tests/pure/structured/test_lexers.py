@@ -7,7 +7,7 @@ import random
 import re
 
 import pytest
-from bytewise import END, allowed, byte_vocabulary
+from bytewise import END, allowed
 
 from tokenmill.core.errors import OUR_FAULT, OVER_LIMIT, BusyError, ParameterError
 from tokenmill.core.request import ReasoningSpan
@@ -17,13 +17,6 @@ from tokenmill.structured.sheltered import Sheltered
 from tokenmill.structured.vocabulary import Vocabulary
 
 TWO_WORDS = {"json": {"type": "string", "pattern": "^.{1,100} .{1,100}$"}}
-
-
-@pytest.fixture
-def compiler():
-    made = Compiler(byte_vocabulary)
-    yield made
-    made.close()
 
 
 def finish(constraint, rng, said=b""):

@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from bytewise import compiled, says, speak
+from bytewise import COMPILER, compiled, says, speak
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator, Draft201909Validator, Draft202012Validator
@@ -219,7 +219,6 @@ def test_white_space_switches():
 
 
 def test_pydantic_models():
-    from bytewise import COMPILER
     from pydantic import BaseModel, Field
 
     class Part(BaseModel):
@@ -235,3 +234,15 @@ def test_pydantic_models():
     assert said
     for text in said:
         Order.model_validate_json(text)
+
+
+@pytest.mark.parametrize("more", [{}, {"anyOf": [True]}, {"type": ["object", "integer"]}, {"$ref": "#/$defs/any"}])
+@pytest.mark.parametrize("given", ["text", "data", "tag"])
+def test_properties_without_a_type_ask_for_an_object(given, more):
+    """Examples of TGI, llama.cpp and vLLM leave it out; without it, any number fits. Other keywords say what fits."""
+    schema = {"properties": {"a": {"type": "integer"}}, "required": ["a"], "$defs": {"any": True}, **more}
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+    spec = {"text": {"json": json.dumps(schema)}, "data": {"json": schema}, "tag": {"structural_tag": tag}}[given]
+    constraint = COMPILER.constraint(spec)
+    assert says(constraint, '{"a": 5}') and not says(constraint, "{}")
+    assert says(constraint, "7") == bool(more)
