@@ -33,6 +33,7 @@ from tokenmill.quant.detect import (
     load_weight,
     numbers,
 )
+from tokenmill.quant.fp8 import stacked as is_stacked
 from tokenmill.quant.schemes import head_scheme
 
 _IGNORABLE = re.compile(
@@ -214,8 +215,12 @@ class Build:
         made = from_dense(weight, bias, self.quantization, self.dtype if weight.dtype == torch.float16 else None)
         return self.adapted(made, name, rows, flipped=flipped) if name else made
 
+    def stacks(self, name: str) -> bool:
+        """Does one tensor of this name hold several experts in float8?"""
+        return is_stacked(self.checkpoint, self.path(name))
+
     def stacked(self, name: str, shape: tuple[int, int, int], bias: Tensor | None = None) -> list[Weight]:
-        """Experts [E, out, in] stored in one tensor of 4-bit floats, with biases [E, out]."""
+        """Experts [E, out, in] stored in one tensor of 4-bit floats, with biases [E, out], or of float8, without."""
         checked = _Checked(self.checkpoint, self.book.used)
         self.book.flops += 2.0 * shape[0] * shape[1] * shape[2]
         return load_stacked(checked, self.path(name), shape, (self.dtype, bias), self.device, self.quantization)

@@ -24,8 +24,9 @@ def known(t: Tensor) -> bool:
 
 
 def check_range(largest: float, scales: Tensor, what: str) -> None:
-    """Refuse scales with which some code would mean more than float32's largest number. largest: of all codes."""
-    if known(scales) and scales.numel() and float(scales.abs().max()) * largest > torch.finfo(torch.float32).max:
+    """Refuse scales that are NaN, or with which some code would mean more than float32's largest number. largest: of
+    all codes."""
+    if known(scales) and scales.numel() and not float(scales.abs().max()) * largest <= torch.finfo(torch.float32).max:
         raise ModelError(f"'{what}' has scales that exceed float32's range: the file is damaged.")
 
 

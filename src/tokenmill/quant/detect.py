@@ -62,6 +62,9 @@ _OTHER_NAMES = (
 )
 """Tensors that stand for a matrix whose numbers are not under NAME.weight."""
 
+_APART = ("_scale_inv", "_scale", "_scales")
+"""What scales of several matrices in one tensor are called, behind its name."""
+
 Share = tuple[int, int, int]
 """A part of a weight: (dimension, part, parts), as in Weight.split."""
 
@@ -226,6 +229,11 @@ def numbers(
     ckpt: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype, how: Mapping[str, object]
 ) -> Tensor:
     """Read a tensor of weights that are multiplied in `dtype`, in the type that `as_held` keeps."""
+    if scales := next((full for part in _APART if ckpt.has(full := f"{name}{part}") and ckpt.shape(full)), None):
+        raise ModelError(
+            f"'{name}' holds codes with scales of their own, '{scales}'. Experts in one tensor are read in float8 with "
+            "_scale_inv, as [experts, out, in], and in MXFP4 with _blocks and _scales: not as here."
+        )
     found = ckpt.tensor(name, shape, _read_as(dtype))
     check_real(found, name, dtype)
     check_numbers(ckpt, name, how)
@@ -252,9 +260,10 @@ def load_stacked(
     device: torch.device,
     quantization: str | None,
 ) -> list[Weight]:
-    """Experts [E, out, in] that lie in one tensor of 4 bit floats. kind: the compute dtype and their biases."""
+    """Experts [E, out, in] that lie in one tensor of 4 or 8 bit floats. kind: the compute dtype and their biases."""
     held: list[Weight] = []
-    for weight in mx.load_stacked(ckpt, name, shape, *kind):
+    every = fp8.load_stacked(ckpt, name, shape, kind[0]) if kind[1] is None and fp8.stacked(ckpt, name) else None
+    for weight in every or mx.load_stacked(ckpt, name, shape, *kind):
         moved = weight.to(device)
         held.append(moved if quantization is None else from_dense(moved.dense(), moved.bias, quantization))
     return held

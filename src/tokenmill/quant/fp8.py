@@ -27,6 +27,8 @@ from tokenmill.quant.packed import PackedWeight, joined_bias
 METHOD = "fp8"
 """`quant_method` of checkpoints in this format. (compressed-tensors has its own.)"""
 _SCALES = ("weight_scale_inv", "weight_scale")
+_STACKED = "_scale_inv"
+"""What the scales of several experts in one tensor are called, behind its name."""
 _BESIDE = ("input_scale", "input_scale_ub", "activation_scale", "input_global_scale")
 _FINE = 32
 """Columns that share a power of two in MXFP8."""
@@ -153,22 +155,46 @@ def load(
     for which there is no kernel, it is rounded anew to int8 with that many scales."""
     data = ckpt.tensor(f"{name}.weight", shape)
     scales = ckpt.tensor(f"{name}.{next(s for s in _SCALES if ckpt.has(f'{name}.{s}'))}")
-    if scales.dtype == torch.uint8:
-        scales = scales.contiguous().view(torch.float8_e8m0fnu)
-    check_range(LARGEST, scales.float(), name)
-    if tuple(scales.shape) == (shape[0], shape[1] // _FINE) and shape[1] % _FINE == 0 and shape[1] > _FINE:
-        return _fine(data, scales.float(), dtype, bias)
-    scales = scales.float()
     for part in _BESIDE:
         if ckpt.has(f"{name}.{part}"):
             ckpt.tensor(f"{name}.{part}")  # about activations; read so that no tensor counts as unused
+    return _held(data, scales, (dtype, bias), name)
+
+
+def stacked(ckpt: Checkpoint, name: str) -> bool:
+    """Does one tensor `name` hold several experts in float8, with scales beside it?"""
+    scales = f"{name}{_STACKED}"
+    return ckpt.has(name) and ckpt.has(scales) and ckpt.shape(scales) is not None and ckpt.tensor(name).dtype == FP8
+
+
+def load_stacked(
+    ckpt: Checkpoint, name: str, shape: tuple[int, int, int], dtype: torch.dtype
+) -> list[Fp8Weight | Unrounded]:
+    """The experts [E, out, in] under `name`. Each has scales as a matrix of its own has them."""
+    data, scales = ckpt.tensor(name, shape), ckpt.tensor(f"{name}{_STACKED}")
+    if ckpt.has(f"{name}_activation_scale"):
+        ckpt.tensor(f"{name}_activation_scale")
+    if scales.ndim != 3 or len(scales) != shape[0] or not (scales.is_floating_point() or scales.dtype == torch.uint8):
+        raise ModelError(f"'{name}{_STACKED}' has shape {list(scales.shape)} of {scales.dtype}, which does not fit "
+                         f"{list(shape)}.")  # fmt: skip
+    return [_held(*parts, (dtype, None), name) for parts in zip(data, scales, strict=True)]
+
+
+def _held(data: Tensor, scales: Tensor, kind: tuple[torch.dtype, Tensor | None], name: str) -> Fp8Weight | Unrounded:
+    """kind: the compute dtype and the bias."""
+    shape = (data.shape[0], data.shape[1])
+    scales = scales.contiguous().view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales
+    check_range(LARGEST, scales.float(), name)
+    if tuple(scales.shape) == (shape[0], shape[1] // _FINE) and shape[1] % _FINE == 0 and shape[1] > _FINE:
+        return _fine(data, scales.float(), *kind)
+    scales = scales.float()
     grid = tuple(-(-size // BLOCK) for size in shape)
     if scales.numel() == 1:
-        return Fp8Weight(data, scales.reshape(1, 1).expand(shape[0], 1), dtype, bias)
+        return Fp8Weight(data, scales.reshape(1, 1).expand(shape[0], 1), *kind)
     if tuple(scales.shape) == grid:
-        return Fp8Weight(data, scales, dtype, bias, blocks=True)
+        return Fp8Weight(data, scales, *kind, blocks=True)
     if tuple(scales.shape) in ((shape[0],), (shape[0], 1)):
-        return Fp8Weight(data, scales.reshape(-1, 1), dtype, bias)
+        return Fp8Weight(data, scales.reshape(-1, 1), *kind)
     raise ModelError(f"'{name}' has float8 weights {list(shape)} with scales {list(scales.shape)}; neither per row "
                      f"nor per block of {BLOCK}.")  # fmt: skip
 

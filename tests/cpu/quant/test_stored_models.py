@@ -14,6 +14,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))
 sys.path.append(str(Path(__file__).resolve().parent.parent / "kernels"))
 import parity
 
+from tokenmill.core.errors import ModelError
 from tokenmill.kernels import make_kernels
 
 BASE = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -83,3 +84,59 @@ def test_deepseek_in_block_fp8(inner: int, tmp_path: Path) -> None:
     for kernels in (parity.ReferenceKernels(), make_kernels("cpu")):
         found = parity.ours(parity.load(narrowed, narrow, kernels=kernels), {"a": TOKENS}, steps, kernels)["a"]
         assert float((found - want).abs().max()) < 1e-4 * float(want.abs().max())
+
+
+def _joined(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+    """The same with each mixture's experts in two tensors, as Transformers holds them."""
+    stems = sorted({name.split(".experts.")[0] + ".experts" for name in tensors if ".experts." in name})
+    found = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for stem in stems:
+        up, gate, down = (
+            torch.stack([tensors[f"{stem}.{i}.{part}_proj.weight"] for i in range(count)])
+            for part in ("up", "gate", "down")
+        )
+        found |= {f"{stem}.gate_up_proj": torch.cat((gate, up), 1), f"{stem}.down_proj": down}
+    return found
+
+
+@pytest.mark.parametrize(("inner", "block"), [(64, 128), (96, 128), (128, 128), (128, 1024)])
+def test_experts_in_one_tensor_of_float8(inner: int, block: int, tmp_path: Path) -> None:
+    """As Transformers writes them: a scale per 128 x 128 block of gate and up together, or one per matrix."""
+    config = hf.Qwen3MoeConfig(**{**BASE, "hidden_size": 160}, head_dim=16, intermediate_size=32, num_experts=3,
+                               num_experts_per_tok=2, moe_intermediate_size=inner)  # fmt: skip
+    _, said, tensors = parity.make(config, tmp_path)
+    tensors = _joined(tensors, 3)
+    narrow, wide = dict(tensors), dict(tensors)
+    for name in [name for name in tensors if ".experts." in name]:
+        tensor = tensors[name]
+        scales = torch.rand(3, *(-(-size // block) for size in tensor.shape[1:])) * 0.001 + 0.001
+        spread = scales.repeat_interleave(block, 1).repeat_interleave(block, 2)
+        spread = spread[:, : tensor.shape[1], : tensor.shape[2]]
+        narrow[name] = (tensor / spread).clamp(-448, 448).to(torch.float8_e4m3fn)
+        narrow[f"{name}_scale_inv"], wide[name] = scales, narrow[name].float() * spread
+    narrowed = {**said, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    steps = [[("a", 7)], [("a", 17)]]
+    want = parity.ours(parity.load(said, wide), {"a": TOKENS}, steps)["a"]
+    for kernels in (parity.ReferenceKernels(), make_kernels("cpu")):
+        found = parity.ours(parity.load(narrowed, narrow, kernels=kernels), {"a": TOKENS}, steps, kernels)["a"]
+        assert float((found - want).abs().max()) < 1e-4 * float(want.abs().max())
+    name = next(name for name in narrow if name.endswith("down_proj_scale_inv"))
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ModelError, match="exceed float32's range"):
+            parity.load(narrowed, {**narrow, name: torch.full_like(narrow[name], value)})
+    for shape in ((3, 7, 1), (2, 1, 1), (3,)):
+        with pytest.raises(ModelError, match=r"experts.*(does not fit|neither per row)"):
+            parity.load(narrowed, {**narrow, name: torch.ones(shape)})
+
+
+@pytest.mark.parametrize("scales", ["_scale", "_scales", "_scale_inv"])
+def test_experts_in_one_tensor_of_other_codes_are_told_as_such(scales: str, tmp_path: Path) -> None:
+    config = hf.Qwen3MoeConfig(**BASE, head_dim=16, intermediate_size=32, num_experts=2, num_experts_per_tok=1,
+                               moe_intermediate_size=32)  # fmt: skip
+    _, said, tensors = parity.make(config, tmp_path)
+    tensors = _joined(tensors, 2)
+    for name in [name for name in tensors if ".experts." in name]:
+        tensors |= {name: tensors[name].to(torch.int8), f"{name}{scales}": torch.ones(2, 1, 1)}
+    for more in ({}, {"quantization_config": {"quant_method": "fp8"}}):
+        with pytest.raises(ModelError, match=rf"gate_up_proj' holds codes with scales of their own, '.*{scales}'"):
+            parity.load({**said, **more}, tensors)
