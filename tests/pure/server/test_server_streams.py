@@ -112,6 +112,24 @@ async def test_prompt_logprobs_are_refused_in_streams_as_vllm_does(start: Starte
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt_logprobs"
 
 
+async def test_prompt_logprobs_that_no_stream_shows_are_not_computed(start: Starter, monkeypatch: Any) -> None:
+    """0 is allowed there, as in vLLM; the scores that `echo` shows are made all the same."""
+    served, asked = await start(), []
+    opened = served.fake.fleet.open
+
+    def note(request: Any, *more: Any, **named: Any) -> Any:
+        asked.append(request.params.prompt_logprobs)
+        return opened(request, *more, **named)
+
+    monkeypatch.setattr(served.fake.fleet, "open", note)
+    body = {"prompt": "abc", "max_tokens": 2, "prompt_logprobs": 0}
+    for more in ({}, {"stream": True}, {"stream": True, "echo": True, "logprobs": 1}):
+        assert (await served.post(PATH, {**body, **more})).status_code == 200
+    talk = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "prompt_logprobs": 0, "stream": True}
+    assert (await served.post("/v1/chat/completions", talk)).status_code == 200
+    assert asked == [0, None, 1, None]
+
+
 async def test_a_session_stays_with_its_engine(start: Starter) -> None:
     served = await start(FakeOptions(step_s=0.001), FleetOptions(engines=4))
 

@@ -58,6 +58,8 @@ def sampling_params(
         raise ParameterError(text, param="stop")
     neutral = SamplingParams() if body.use_beam_search else default_params(generation)
     values: dict[str, Any] = {name: getattr(body, name) for name in _AS_GIVEN}
+    if body.stream:  # where only 0 is allowed, and nothing would show it
+        values["prompt_logprobs"] = None
     if echo and logprobs is not None:
         values["prompt_logprobs"] = max(logprobs, body.prompt_logprobs or 0)
     for name in DEFAULTS:
