@@ -65,8 +65,19 @@ def json_style(compact: bool, whitespace: Any, closed: bool) -> JsonStyle:
 
 def lower(schema: Any, style: JsonStyle) -> dict[str, Any]:
     """The plain schema of the same values; refuses what cannot be enforced."""
-    reader = SchemaReader(parse(schema), closed=style.closed)
+    reader = SchemaReader(_of_object(parse(schema)), closed=style.closed)
     return Emitter(reader.algebra).document(At(()))
+
+
+def _of_object(schema: Any) -> Any:
+    """A schema that has properties and leaves out its type asks for an object: examples of other engines rely on that.
+    Without the type, any number would fit, too."""
+    bare = isinstance(schema, dict) and "properties" in schema and _CHOICES.isdisjoint(schema)
+    return {**schema, "type": "object"} if bare else schema
+
+
+_CHOICES = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "not", "if"})
+"""What says by itself which values a schema takes."""
 
 
 def from_schema(schema: Any, style: JsonStyle) -> str:

@@ -7,7 +7,7 @@ import random
 import re
 
 import pytest
-from bytewise import compiled, says
+from bytewise import compiled, says, typed
 from engines import check_nothing_left, exact, run
 from engines import open_usual as open_llm
 from jsonschema import Draft202012Validator
@@ -153,7 +153,7 @@ def test_random_schemas(tiny):
             continue
         chosen.append(schema)
     params = [
-        SamplingParams(temperature=1.0, seed=i, max_tokens=50, structured_outputs={"json": json.dumps(s)})
+        SamplingParams(temperature=1.0, seed=i, max_tokens=50, structured_outputs={"json": json.dumps(typed(s))})
         for i, s in enumerate(chosen)
     ]
     with opened(tiny, max_num_seqs=32) as llm:

@@ -6,11 +6,8 @@ import json
 
 import pytest
 
-from tokenmill.server.openai.schemas import CompletionRequest
-from tokenmill.server.openai.structure import structure
 from tokenmill.server.scoring import routes as scoring_routes
 from tokenmill.server.scoring import scores
-from tokenmill.server.tgi.schemas import TgiRequest
 from tokenmill.testing.fake_generator import FakeOptions
 
 ASK = [{"role": "user", "content": "What?"}]
@@ -234,22 +231,3 @@ async def test_scores_of_pairs_and_labels(start):
         assert entry["label"] == ["good", "bad", "neither"][entry["probs"].index(max(entry["probs"]))]
     assert (await served.post("/classify", {"input": "x", "labels": ["a", "a"]})).status_code == 400
     assert served.context.gate.open == 0
-
-
-PLACES = {"properties": {"a": {"type": "integer"}}, "required": ["a"]}
-
-
-@pytest.mark.parametrize(("schema", "asked"), [
-    (PLACES, {**PLACES, "type": "object"}), ({"properties": {}, "anyOf": []}, None),
-    ({"required": ["a"]}, None), ({}, None), ({"type": "string", "properties": {}}, None),
-])  # fmt: skip
-def test_a_schema_of_properties_asks_for_an_object(schema, asked):
-    """Examples of TGI and llama.cpp leave out the type; without it, any number fits."""
-    body = {"prompt": "a", "structured_outputs": {"json": schema}}
-    assert structure(CompletionRequest.model_validate(body)) == {"json": asked or schema}
-    body["structured_outputs"] = {"json": json.dumps(schema)}
-    assert structure(CompletionRequest.model_validate(body)) == {"json": asked or schema}
-    grammar = {"type": "json", "value": schema}
-    translated = TgiRequest.model_validate({"inputs": "a", "parameters": {"grammar": grammar}})
-    fields = translated.parameters.fields("a", stream=False)
-    assert structure(CompletionRequest.model_validate(fields)) == {"json": asked or schema}

@@ -53,18 +53,7 @@ def structure(body: SamplingFields) -> dict[str, Any] | None:
             raise ParameterError(f"Give {first_name} or {name}, not both.", param=name)
     if body.guided_whitespace_pattern is not None:
         first = {**first, "whitespace_pattern": body.guided_whitespace_pattern}
-    return {**first, "json": _of_object(first["json"])} if "json" in first else first
-
-
-def _of_object(schema: Any) -> Any:
-    """A schema that has properties and leaves out its type asks for an object: examples of other servers rely on that.
-    Without the type, any number would fit, too."""
-    bare = isinstance(schema, dict) and "properties" in schema and _CHOICES.isdisjoint(schema)
-    return {**schema, "type": "object"} if bare else schema
-
-
-_CHOICES = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "not", "if"})
-"""What says by itself which values a schema takes."""
+    return first
 
 
 def structured_by(body: SamplingFields) -> str | None:
