@@ -26,6 +26,7 @@ from tokenmill.quant.detect import (
     Share,
     WeightRequest,
     check_numbers,
+    check_plainly_stored,
     from_dense,
     has_form,
     is_zeros_beside,
@@ -145,6 +146,7 @@ class Build:
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """One tensor of exactly this shape, on the device, in the compute dtype unless `dtype` is given."""
+        check_plainly_stored(self.checkpoint, self.path(name))
         checked = _Checked(self.checkpoint, self.book.used)
         found = checked.tensor(self.path(name), shape, dtype or self.dtype).to(self.device)
         if dtype is None:

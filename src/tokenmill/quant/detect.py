@@ -144,6 +144,13 @@ def has_form(ckpt: Checkpoint, name: str) -> bool:
     return any(ckpt.has(f"{name}.{other}") for other in _OTHER_NAMES)
 
 
+def check_plainly_stored(ckpt: Checkpoint, full: str) -> None:
+    """Refuse a tensor that is no matrix (a norm, a table of positions) and is stored as if it were one."""
+    name = full.removesuffix(".weight")
+    if name != full and (_is_stored(ckpt, name) or sparse.stored(ckpt, name)):
+        raise ModelError(f"'{full}' is stored quantised: that is read of layers' matrices and of embeddings, not of this.")
+
+
 def is_zeros_beside(ckpt: Checkpoint, full: str) -> bool:
     """Is this the bias of a quantised matrix whose numbers are all 0? AutoGPTQ writes one for every matrix, also where
     the model has none."""

@@ -73,3 +73,14 @@ def test_zeros_that_are_written_for_every_matrix_add_nothing(tmp_path: Path) -> 
         parity.load(said, {**narrow, **zeros})
     with pytest.raises(ModelError, match=r"does not use: model\.norm\.bias"):
         parity.load(said, {**narrow, "model.norm.bias": torch.zeros(IN)})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_of_positions_are_no_matrices(name: str, tmp_path: Path) -> None:
+    stored, dense, how = FORMS[name][0]()
+    config = hf.GPT2Config(vocab_size=67, n_embd=IN, n_layer=1, n_head=4, n_positions=OUT)
+    _, said, tensors = parity.make(config, tmp_path)
+    assert tensors.pop("transformer.wpe.weight").shape == dense.shape
+    tensors |= {f"transformer.wpe.{part}": tensor for part, tensor in stored.items()}
+    with pytest.raises(ModelError, match=r"wpe\.weight' is stored quantised"):
+        parity.load({**said, "quantization_config": how}, tensors)
