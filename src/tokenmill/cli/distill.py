@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,7 @@ from tokenmill.core.files import in_home
 from tokenmill.core.text_file import check_file
 
 if TYPE_CHECKING:
+    from tokenmill import LLM
     from tokenmill.distill.train import Told
 
 Kind = Literal["draft", "medusa", "eagle3"]
@@ -122,39 +124,61 @@ def _check_own(model: str, target: Path, state: str) -> None:
 def _answer(
     model: str, device: str, texts: list[str], most: int, kept: Path, *, resume: bool
 ) -> tuple[list[list[int]], list[int]]:
-    """Prompts with the model's answers, as token ids, and the length of each prompt. They are kept for --resume, with
-    what was asked for."""
+    """Prompts with the model's answers, as token ids, and the length of each prompt. They are kept for --resume as they
+    come, with what was asked for."""
     asked = {"model": model, "answers": most, "texts": hashlib.sha256(json.dumps(texts).encode()).hexdigest()}
-    if resume and kept.exists():
-        return _kept_answers(kept, asked)
-    with show_waiting("Loading the model"):
-        from tokenmill import LLM, SamplingParams
+    found = _kept_answers(kept, asked) if resume and kept.exists() else {}
+    write_whole(kept, "".join(f"{json.dumps(entry)}\n" for entry in (asked, *found.values())))
+    if left := [n for n in range(len(texts)) if n not in found]:
+        with show_waiting("Loading the model"):
+            from tokenmill import LLM
 
-        llm = LLM(model=model, device=device)
+            llm = LLM(model=model, device=device)
+        try:
+            with kept.open("a") as file, Heartbeat("answering"):
+                for entry in _answers(llm, texts, left, most):
+                    found[entry["n"]] = entry
+                    file.write(f"{json.dumps(entry)}\n")
+                    file.flush()  # a kill leaves it there
+        except ContextError as error:
+            raise ParameterError(
+                f"--data: a text of {error.prompt} tokens or more leaves no room for an answer in this model's context "
+                f"of {error.context}: cut it into shorter ones."
+            ) from error
+        except OSError as error:
+            raise ParameterError(f"{kept} cannot be written: {error.strerror}.") from error
+        finally:
+            llm.close()
+    entries = [found[n] for n in range(len(texts))]
+    return [entry["tokens"] for entry in entries], [entry["prompt"] for entry in entries]
+
+
+def _answers(llm: LLM, texts: list[str], left: list[int], most: int) -> Iterator[dict[str, Any]]:
+    """The answers to these texts, by their numbers, as they end."""
+    from tokenmill import RequestOutputKind, SamplingParams
+    from tokenmill.engine.progress import progress_of
+
+    engine = llm.llm_engine
+    for n in left:
+        params = SamplingParams(temperature=0.0 if n % 2 else 0.8, seed=n, max_tokens=most)
+        params.output_kind = RequestOutputKind.FINAL_ONLY
+        engine.add_request(str(n), texts[n], params)
+    with progress_of(sys.stderr.isatty(), len(left)) as advance:
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                tokens = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+                yield {"n": int(output.request_id), "prompt": len(output.prompt_token_ids), "tokens": tokens}
+                advance(1)
+
+
+def _kept_answers(path: Path, asked: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """The answers of an earlier run by their numbers. It must have asked for the same, and may have been killed while
+    it wrote the last line."""
     try:
-        params = [SamplingParams(temperature=0.0 if n % 2 else 0.8, seed=n, max_tokens=most) for n in range(len(texts))]
-        with Heartbeat("answering"):
-            outputs = llm.generate(texts, params, use_tqdm=sys.stderr.isatty())
-    except ContextError as error:
-        raise ParameterError(
-            f"--data: a text of {error.prompt} tokens or more leaves no room for an answer in this model's context of "
-            f"{error.context}: cut it into shorter ones."
-        ) from error
-    finally:
-        llm.close()
-    found = [[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in outputs]
-    prompts = [len(output.prompt_token_ids or ()) for output in outputs]
-    entries = [asked, *({"prompt": n, "tokens": line} for n, line in zip(prompts, found, strict=True))]
-    write_whole(kept, "".join(f"{json.dumps(entry)}\n" for entry in entries))  # a part of them would be taken for all
-    return found, prompts
-
-
-def _kept_answers(path: Path, asked: dict[str, Any]) -> tuple[list[list[int]], list[int]]:
-    """The answers of an earlier run, which must have asked for the same."""
-    try:
-        first, *entries = (json.loads(line) for line in path.read_text().splitlines())
+        *lines, _ = path.read_text().split("\n")
+        first, *entries = (json.loads(line) for line in lines)
         before = dict(first)
-        found = [entry["tokens"] for entry in entries], [entry["prompt"] for entry in entries]
+        found = {int(entry["n"]): {name: entry[name] for name in ("n", "prompt", "tokens")} for entry in entries}
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise ParameterError(
             f"--resume: {path} cannot be read ({error}): remove it, and answers are made anew."
