@@ -6,6 +6,7 @@ Must not know: files, inputs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -92,19 +93,26 @@ def fitted(weight: Tensor, spec: Spec, importance: Tensor | None = None) -> tupl
     [in]."""
     parts = weight.unflatten(1, (-1, spec.group))
     each = None if importance is None else importance.view(-1, spec.group)
-    ends, best, least = _range(parts, spec), None, None
-    for shrink in SHRINKS:
+    ends = _range(parts, spec)
+
+    def tried(shrink: float) -> tuple[Tensor, Tensor, Tensor]:
         scales, zeros = _spanning(ends, spec, shrink)
         error = _errors(parts, scales[..., None], zeros[..., None], spec).square_()
-        lost = (error if each is None else error.mul_(each)).sum(-1)
-        if best is None or least is None:
-            best, least = (scales, zeros), lost
-            continue
+        return scales, zeros, (error if each is None else error.mul_(each)).sum(-1)
+
+    return best_of(map(tried, SHRINKS))
+
+
+def best_of(grids: Iterable[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """(scales, zeros, what each group loses) of many grids -> scales and zeros of those by which each group loses
+    least."""
+    rest = iter(grids)
+    scales, zeros, least = next(rest)
+    for other_scales, other_zeros, lost in rest:
         better = lost < least
-        best = (torch.where(better, scales, best[0]), torch.where(better, zeros, best[1]))
+        scales, zeros = torch.where(better, other_scales, scales), torch.where(better, other_zeros, zeros)
         least = torch.where(better, lost, least)
-    assert best is not None
-    return best
+    return scales, zeros
 
 
 def _errors(parts: Tensor, scales: Tensor, zeros: Tensor, spec: Spec) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenmill.quantize.codes import SHRINKS, Codes, Spec, fitted, grid, rounded
+from tokenmill.quantize.codes import SHRINKS, Codes, Spec, best_of, fitted, grid, rounded
 from tokenmill.quantize.inputs import Inputs
 
 _ROUNDS = 200
@@ -24,19 +24,13 @@ def clipped(weight: Tensor, spec: Spec, inputs: Inputs) -> Codes:
     groups = columns // spec.group
     blocks = inputs.hessian.view(groups, spec.group, groups, spec.group)
     blocks = torch.stack([blocks[g, :, g] for g in range(groups)])
-    best = least = None
-    for shrink in SHRINKS:
+
+    def tried(shrink: float) -> tuple[Tensor, Tensor, Tensor]:
         scales, zeros = grid(weight, spec, shrink)
         error = (rounded(weight, scales, zeros, spec).dense() - weight).view(rows, groups, spec.group)
-        lost = (torch.einsum("rgi,gij->rgj", error, blocks) * error).sum(-1)
-        if best is None or least is None:
-            best, least = (scales, zeros), lost
-            continue
-        better = lost < least
-        best = (torch.where(better, scales, best[0]), torch.where(better, zeros, best[1]))
-        least = torch.where(better, lost, least)
-    assert best is not None
-    return rounded(weight, *best, spec)
+        return scales, zeros, (torch.einsum("rgi,gij->rgj", error, blocks) * error).sum(-1)
+
+    return rounded(weight, *best_of(map(tried, SHRINKS)), spec)
 
 
 def autoround(weight: Tensor, spec: Spec, inputs: Inputs, rounds: int = _ROUNDS) -> Codes:

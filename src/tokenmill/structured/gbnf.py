@@ -6,13 +6,13 @@ Must not know: the grammar engine (`lexemes` writes rules for it), tokens.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
 from tokenmill.structured.classes import EVERY, LAST, Ranges, complement, normalise
 from tokenmill.structured.limits import MAX_DEPTH, MAX_REPEAT, refuse
 from tokenmill.structured.regex import Alt, Chars, Item, Rep, Seq
+from tokenmill.structured.settled import settled
 
 _BLANK = re.compile(r"(?:\s|#[^\n]*)*")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -70,20 +70,6 @@ def refers_to(node: Node | Seq) -> set[str]:
         return refers_to(node.item)
     parts = node.options if isinstance(node, Alt) else node.items if isinstance(node, Seq) else ()
     return {name for part in parts for name in refers_to(part)}
-
-
-def settled(rules: Rules, holds: Callable[[Alt, set[str]], bool]) -> set[str]:
-    """The rules of which something holds, given those of which it is known to hold."""
-    known: set[str] = set()
-    order, found = list(rules), True
-    while found:  # forwards, then backwards, so that a chain of rules is followed in one pass
-        found = False
-        for name in order:
-            if name not in known and holds(rules[name], known):
-                known.add(name)
-                found = True
-        order.reverse()
-    return known
 
 
 def _ends(node: Node | Seq, alive: set[str]) -> bool:

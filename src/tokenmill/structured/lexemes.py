@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from tokenmill.structured import regex
 from tokenmill.structured.classes import Ranges
-from tokenmill.structured.gbnf import Node, Ref, Rules, Token, refers_to, settled
+from tokenmill.structured.gbnf import Node, Ref, Rules, Token, refers_to
 from tokenmill.structured.regex import Alt, Chars, Rep, Seq
+from tokenmill.structured.settled import settled
 
 ALONE, ALL = (500, 2000), (20_000, 60_000)
 """Most places in lexemes, and places that are reached together: for a part of one rule, for all lexemes."""

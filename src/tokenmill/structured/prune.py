@@ -8,21 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from tokenmill.structured.settled import settled
+
 Plain = dict[str, Any]
 
 
 def prune(document: Plain) -> Plain | None:
     """A schema for the same values without dead branches; None: no value fits."""
     defs: dict[str, Any] = document.get("$defs", {})
-    alive: set[str] = set()
-    order, found = list(defs), True
-    while found:  # forwards, then backwards, so that a chain of references is followed in one pass
-        found = False
-        for name in order:
-            if name not in alive and _lives(defs[name], alive):
-                alive.add(name)
-                found = True
-        order.reverse()
+    alive = settled(defs, _lives)
     root = {k: v for k, v in document.items() if k != "$defs"}
     if not _lives(root, alive):
         return None

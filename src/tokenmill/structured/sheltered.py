@@ -6,12 +6,14 @@ Must not know: grammars.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
 from tokenmill.core.constraint import Constraint
 from tokenmill.core.errors import OUR_FAULT
 
+log = logging.getLogger("tokenmill.structured")
 T = TypeVar("T")
 FAILED = f"{OUR_FAULT}the structure could not be followed. The other requests are not affected; try this one again."
 
@@ -68,10 +70,9 @@ class Sheltered:
             return otherwise
         try:
             return work()
-        except Exception:
-            pass
-        except BaseException as error:  # a native library's own; a signal goes on
-            if type(error).__name__ != "PanicException":
+        except BaseException as error:  # a signal goes on; a native library's panic is no Exception
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
+            log.exception("a constraint failed")
         self.broken = True
         return otherwise

@@ -126,7 +126,7 @@ def test_one_that_no_lexer_bears_says_which_limit_and_harms_nobody(compiler, mon
     assert ord("s") in allowed(compiler.constraint(spec).mask())
 
 
-def test_reasoning_and_shelter_pass_the_reason_on(compiler, monkeypatch):
+def test_reasoning_and_shelter_pass_the_reason_on(compiler, caplog):
     budget = Sheltered(compiler.constraint(TWO_WORDS, ReasoningSpan(close="</t>"), 5), 33)
     assert budget.failure() is None
     budget.inner.inner._break("too many states")
@@ -134,13 +134,15 @@ def test_reasoning_and_shelter_pass_the_reason_on(compiler, monkeypatch):
 
     class Wrong:
         def mask(self):
-            raise RuntimeError
+            raise RuntimeError("a mistake of ours")
 
         def failure(self):
             raise RuntimeError
 
     wrong = Sheltered(Wrong(), 2)
     assert wrong.mask() == b"\0\0" and wrong.failure().startswith(OUR_FAULT)
+    (told,) = caplog.records  # once, with the place
+    assert "a mistake of ours" in str(told.exc_info[1])
 
 
 def test_a_grammar_that_dies_at_once_is_refused(compiler):
