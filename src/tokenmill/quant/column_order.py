@@ -120,6 +120,8 @@ class OrderedWeight(WeightBase):
 def in_order(groups: Tensor, group: int, count: int, what: str) -> Tensor | None:
     """The order in which columns lie group by group. groups [in]: the group of each column. None: they already lie so.
     A group that does not exist is refused, and one that does not have `group` columns (the last: what is left)."""
+    if groups.dtype not in (torch.int32, torch.int64):
+        raise ModelError(f"'{what}' must hold integers, not {groups.dtype}.")
     groups = groups.long()
     columns = len(groups)
     if torch.equal(groups, torch.arange(columns, device=groups.device) // group):

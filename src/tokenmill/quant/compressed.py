@@ -12,6 +12,7 @@ Must not know: files, models, how scales are found.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -211,7 +212,8 @@ def _zeros(ckpt: Checkpoint, name: str, bits: int, rows: int, repeat: tuple[int,
             raise ModelError(f"'{full}' has shape {list(found.shape)}, which does not fit.")
         found = unpack(found.T, bits, rows).T
     elif found.dtype not in _SIGNED or (
-        found.numel() != 1 and (found.numel(), found.shape[0]) != (rows * groups, rows)
+        (found.numel() != 1 or math.prod(ckpt.shape(f"{name}.weight_scale") or ()) != 1)
+        and (found.numel(), *found.shape[:1]) != (rows * groups, rows)
     ):
         raise ModelError(f"'{full}' has shape {list(found.shape)} of {found.dtype}, which does not fit.")
     half = 1 << (bits - 1)

@@ -148,7 +148,7 @@ def check_plainly_stored(ckpt: Checkpoint, full: str) -> None:
     """Refuse a tensor that is no matrix (a norm, a table of positions) and is stored as if it were one."""
     name = full.removesuffix(".weight")
     if name != full and (_is_stored(ckpt, name) or sparse.stored(ckpt, name)):
-        raise ModelError(f"'{full}' is stored quantised: that is read of layers' matrices and of embeddings, not of this.")
+        raise ModelError(f"'{full}' is stored quantised: that is read of matrices and embeddings, not of this.")
 
 
 def is_zeros_beside(ckpt: Checkpoint, full: str) -> bool:

@@ -82,12 +82,23 @@ def check(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: int) -> 
         raise _unsaid(f"{name}.qweight", "of 'gptq', and so not if zero points are stored less 1 (checkpoint_format)")
     elif ternary.stored(ckpt, name) and how.get("quant_method") != ternary.METHOD:
         raise _unsaid(f"{name}.weight", "of 'bitnet', and so not if its scale multiplies or divides (linear_class)")
-        return
+    elif how.get("quant_method") == "quanto":
+        _check_quanto(ckpt, name, str(how.get("weights")))
     _check_kind(ckpt, name, how)
     if (schemes := _integers(how)) and (seen := Seen.of(ckpt, name, columns)) is not None:
         _check_schemes(schemes, seen, name)
     elif _stored_as(ckpt, name) == _EIGHT:
         _check_float8(ckpt, name, how, columns)
+
+
+def _check_quanto(ckpt: Checkpoint, name: str, said: str) -> None:
+    """Refuse codes of other bits than config.json says. Their rows alone would tell: a file with half of them has codes
+    of half the bits."""
+    codes, scales = f"{name}.weight._data._data", f"{name}.weight._scale"
+    rows = ckpt.shape(codes) if ckpt.has(codes) else None
+    groups = math.prod(ckpt.shape(scales) or (0,)) if ckpt.has(scales) else 0
+    if rows and said in ("int2", "int4") and rows[0] != -(-groups * int(said[3:]) // 8):
+        raise ModelError(f"'{codes}' has shape {list(rows)}, which is not {said} for {groups} groups.")
 
 
 def _stored_as(ckpt: Checkpoint, name: str) -> str:
@@ -226,6 +237,7 @@ class Seen:
     shows nothing; scales: their shape; zeros: zero points exist; ordered: the group of each column is listed."""
 
     bits: list[int] | None
+    rows: int
     columns: int
     scales: tuple[int, ...]
     zeros: bool
@@ -243,6 +255,7 @@ class Seen:
             return None
         return cls(
             bits=packed_bits(stored.shape[1], columns) if full == packed else None,
+            rows=stored.shape[0],
             columns=columns,
             scales=tuple(found),
             zeros=ckpt.has(f"{name}.weight_zero_point"),
@@ -271,7 +284,7 @@ def _fault(scheme: Mapping[str, Any], seen: Seen, name: str) -> ModelError | Non
             return _other_groups(f"{name}.weight_scale", seen.scales, size)
         if (uneven := _uneven(f"{name}.weight_scale", size, seen.columns)) is not None:
             return uneven
-    elif scheme.get("strategy") in ("channel", "tensor") and count > 1:
+    elif scheme.get("strategy") in ("channel", "tensor") and (count > 1 or _is_lone(scheme, seen)):
         return ModelError(
             f"'{name}.weight_scale' has shape {list(seen.scales)}: config.json says one scale per {scheme['strategy']}."
         )
@@ -282,3 +295,8 @@ def _fault(scheme: Mapping[str, Any], seen: Seen, name: str) -> ModelError | Non
             f"'{name}.weight_g_idx' is missing: config.json says that columns are in an order of their own (actorder)."
         )
     return None
+
+
+def _is_lone(scheme: Mapping[str, Any], seen: Seen) -> bool:
+    """Is there one scale for all rows, where each has its own?"""
+    return scheme.get("strategy") == "channel" and seen.rows > 1 and math.prod(seen.scales) == 1

@@ -145,8 +145,6 @@ def load(
         zeros = (packed.unpack(zero_words, bits, rows) if second_version(how) else _one_more(zero_words, bits, rows)).T
         if ckpt.has(f"{name}.g_idx"):
             index = ckpt.tensor(f"{name}.g_idx", (columns,))
-            if index.dtype not in (torch.int32, torch.int64):
-                raise ModelError(f"'{name}.g_idx' must hold integers, not {index.dtype}.")
             order = in_order(index, group, groups, f"{name}.g_idx") if known(index) else None
     return _make(q, scales.T.contiguous(), zeros, (bits, group), (dtype, bias), name, how, order)
 

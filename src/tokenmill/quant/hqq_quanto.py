@@ -138,6 +138,8 @@ def _hqq(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
         raise ModelError(
             f"'{name}.scale' has shape {list(scale.shape)}: groups across rows (axis 0) are not supported."
         )
+    if 0 < (said := numbers.get("group_size", 0)) != rows * columns // max(scale.numel(), 1):
+        raise ModelError(f"'{name}.scale' has shape {list(scale.shape)}: '{name}.group_size' says groups of {said}.")
     if "packing" in fields and (packing := _text(fields["packing"])) not in ("", _PACKINGS[bits]):
         raise ModelError(f"'{name}.packing' is {shown(packing)}; {bits} bits are read as {_PACKINGS[bits]}.")
     if zero.shape != scale.shape:
@@ -173,6 +175,7 @@ def _affine(
     if codes.ndim != 2 or codes.shape[1] != group:
         raise ModelError(f"'{what}' does not lie in rows of {group} codes, as many as share a scale.")
     if not kernels_know(group, columns) or group % _GROUP:
+        check_range((1 << bits) + float(zero.abs().max()) if known(zero) else 1.0, scale, what)
         values = (codes.float() - zero.reshape(-1, 1)) * scale.reshape(-1, 1)
         return DenseWeight(values.view(shape).to(kind[0]), kind[1])
     bits = max(bits, 2)

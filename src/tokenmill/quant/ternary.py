@@ -60,8 +60,11 @@ def load(
     codes = torch.cat([raw >> 2 * i & 3 for i in range(4)])
     if known(codes) and bool((codes == 3).any()):
         raise ModelError(f"'{name}.weight' has codes that are none of -1, 0 and 1: the file is damaged.")
-    factor = ckpt.tensor(f"{name}.weight_scale").float().flatten()[0]
+    stored_scale = ckpt.tensor(f"{name}.weight_scale")
+    factor = stored_scale.float().flatten()[0]
     scale = float(factor) if known(factor) else 1.0
+    if not stored_scale.is_floating_point():
+        raise ModelError(f"'{name}.weight_scale' must be a float, not {stored_scale.dtype}.")
     if not 0.0 < abs(scale) < float("inf"):
         raise ModelError(f"'{name}.weight_scale' must be a number other than 0.")
     group = next((g for g in _GROUPS if columns % g == 0), 32)

@@ -18,6 +18,7 @@ from stored_forms_helpers import (
     FORMS,
     IN,
     OUT,
+    Made,
     eight_asymmetric,
     four_bit_floats,
     hqq,
@@ -103,6 +104,57 @@ def test_facts_in_small_floats(field: str, dtype: torch.dtype) -> None:
     tensors[field] = torch.tensor(float("nan")).to(dtype)
     with pytest.raises(ModelError, match=f"w.{field}' is not a number"):
         read(tensors, config)
+
+
+def _quanto_said(make: Any, said: str) -> Made:
+    tensors, dense, config = make()
+    return tensors, dense, {**config, "weights": said}
+
+
+OTHERS: dict[str, tuple[Any, str, Any, str]] = {
+    "numbers of 16 bits that are no floats": (FORMS["2:4"][0], "compressed", lambda t: t.to(torch.uint16), "floats"),
+    "an order in floats": (
+        lambda: packed_integers(4, ordered=True), "weight_g_idx", lambda t: t.float(), "must hold integers",
+    ),
+    "a whole number as the scale of BitNet": (
+        FORMS["bitnet"][0], "weight_scale", lambda t: torch.full((1,), 3, dtype=torch.uint8), "must be a float",
+    ),
+    "one scale where each row has its own": (
+        eight_asymmetric, "weight_scale", lambda t: t[:1], "config.json says one scale per channel",
+    ),
+    "one zero point where each row has its own": (
+        eight_asymmetric, "weight_zero_point", lambda t: t[:1], "weight_zero_point' has shape",
+    ),
+    "groups of HQQ that it denies": (
+        lambda: hqq(4), "group_size", lambda t: torch.tensor(2 * IN), "group_size' says groups of",
+    ),
+    "half of quanto's codes": (
+        lambda: _quanto_said(FORMS["quanto 4"][0], "int4"), "weight._data._data", lambda t: t[: len(t) // 2],
+        "which is not int4 for",
+    ),
+}  # fmt: skip
+"""Made, the tensor that is changed, how, and what is said."""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_tensors_that_would_be_read_as_something_else(name: str) -> None:
+    make, part, change, told = OTHERS[name]
+    tensors, dense, config = make()
+    if "config_groups" in config and part.endswith(("scale", "point")):
+        config = copy.deepcopy(config)
+        config["config_groups"]["group_0"]["weights"]["strategy"] = "channel"
+    read(tensors, config, tuple(dense.shape))
+    with pytest.raises(ModelError, match=told):
+        read({**tensors, part: change(tensors.get(part))}, config, tuple(dense.shape))
+
+
+def test_scales_with_which_numbers_are_beyond_float32() -> None:
+    """Groups that no kernel knows are unpacked as they are read."""
+    codes = torch.arange(256, dtype=torch.uint8).view(16, 16)
+    tensors = {"W_q": codes, "scale": torch.ones(16, 1), "zero": torch.zeros(16, 1), "nbits": torch.tensor(8)}
+    read(tensors, {"quant_method": "hqq"}, (8, 32))
+    with pytest.raises(ModelError, match="exceed float32's range"):
+        read({**tensors, "scale": torch.full((16, 1), 1e37)}, {"quant_method": "hqq"}, (8, 32))
 
 
 ODD = (None, True, -1, 0, 1 << 70, 1.5, float("nan"), "x", "x" * 5000, [], [None], {}, {"a": 1}, ["x" * 5000], [[[]]])
