@@ -141,6 +141,12 @@ def serve(
     more, notes = _conversations(workload, asked, chat)
     conversations = more(asked.get("count"), 0)
     longest = max(len(c.turns) for c in conversations)
+    _refuse_idle({
+        "--duration is the time of each rate of a --sweep": duration is not None and not sweep,
+        "--num-prefixes needs --prefix-len": "prefixes" in asked and not asked.get("prefix"),
+        "--vocab-size is for token ids, and prompts are text here": "vocab" in asked and (chat or "text" in asked),
+        "--think-time needs conversations of several questions (--turns)": "think" in coming and longest == 1,
+    })  # fmt: skip
     wanted = _target(url or base_url or HERE, target, want_ids=longest > 1 and not chat)
     objective = read_slo(target["slo"]) if "slo" in target else None
     allow_sockets()
@@ -159,6 +165,13 @@ def serve(
     _show(result, [f"p{p:g}" for p in percentiles])
     save(result, json_path, plot)
     end(result, "runs" if sweep else "requests")
+
+
+def _refuse_idle(idle: dict[str, bool]) -> None:
+    """Refuse flags that would have no effect: why, and whether it is so."""
+    for why, found in idle.items():
+        if found:
+            raise ParameterError(f"{why}: leave it out.")
 
 
 def allow_sockets() -> None:

@@ -345,6 +345,10 @@ def test_bad_input_is_told_before_the_run(server, tmp_path):
         (["--device", "h20"], "Did you mean 'h200'"),
         (["--json", tmp_path / "no" / "x.json"], "no such folder"),
         (["--workload", trace, "--turns", 2], "brings its own prompts"),
+        (["--duration", 5, "--rate", 2], "--duration is the time of each rate of a --sweep"),
+        (["--num-prefixes", 2], "--num-prefixes needs --prefix-len"),
+        (["--vocab-size", 50, "--chat"], "--vocab-size is for token ids"),
+        (["--think-time", 1, "--users", 2], "--think-time needs conversations of several questions"),
     ):
         done = run(*arguments)
         assert done.exit_code not in (0, None) and part in " ".join(done.output.split()), (arguments, done.output)
