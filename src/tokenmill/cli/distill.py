@@ -61,7 +61,7 @@ def distill(  # noqa: PLR0913
     for flag, given, whose in (("heads", heads, "medusa"), ("hidden", hidden, "draft"), ("layers", layers, "draft")):
         if given is not None and kind != whose:
             raise ParameterError(f"--{flag} has no effect with --kind {kind}: leave it out.")
-    heads, hidden, asked, layers = heads or 3, hidden or 0, layers or 0, layers or 2
+    heads, hidden = heads or 3, hidden or 0
     if hidden % 32:
         raise ParameterError(f"--hidden {hidden} must be a multiple of 32.")
     if kind == "medusa" and length < heads + 2:
@@ -99,9 +99,9 @@ def distill(  # noqa: PLR0913
         student: Student
         first_weights(seed)
         if kind == "draft":
-            student = DraftStudent(teacher, hidden=hidden, layers=layers)
-            if asked > student.layers:
-                raise ParameterError(f"--layers {asked}: {model} has no more than {student.layers} to take from it.")
+            student = DraftStudent(teacher, hidden=hidden, layers=layers or 2)
+            if layers is not None and layers > student.layers:
+                raise ParameterError(f"--layers {layers}: {model} has no more than {student.layers} to take from it.")
             _copy_tokenizer(teacher.source.path, target)
         else:
             student = MedusaStudent(teacher, heads=heads) if kind == "medusa" else Eagle3Student(teacher)

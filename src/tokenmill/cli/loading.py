@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -123,6 +124,11 @@ def describe(built: Built, seconds: float) -> list[str]:
         f"context {facts.max_model_len:,} tokens" + (f"; K/V cache of {held:,} tokens" if held else ""),
     ]
     return lines + [f"note: {reason}" for reason in facts.reasons]
+
+
+def weight_bytes(folder: Path) -> int:
+    """The bytes of a folder's files of weights."""
+    return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
 
 
 def size(count: float) -> str:

@@ -64,6 +64,8 @@ def plan(
         from tokenmill.measure.slo import cheapest, read_slo
 
     check_options(config)
+    if load.get("again") and not _is_here(on):
+        raise ParameterError(f"--measure measures this machine, and --device {on} is another: leave one of them out.")
     if ("slo" in load) != ("users" in load):
         raise ParameterError("--slo and --users belong together: how fast, and for how many at a time?")
     # a wrong value is reported before this machine is measured

@@ -10,7 +10,7 @@ import typer
 
 from tokenmill.checkpoint.new_folder import check_free
 from tokenmill.cli.flags import flag, spelling, with_flags
-from tokenmill.cli.loading import progress, show_waiting, size
+from tokenmill.cli.loading import progress, show_waiting, size, weight_bytes
 from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.text_file import check_file
@@ -126,11 +126,7 @@ def _repair(found: FolderSource, data: Path, chosen: dict[str, Any], device: str
 
 def _show(source: Path, target: Path, left: Left) -> None:
     """Show sizes, removed layers, and the matrices that lost most."""
-
-    def weights(folder: Path) -> int:
-        return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
-
-    typer.echo(f"{target}: {size(weights(target))} of weights instead of {size(weights(source))}")
+    typer.echo(f"{target}: {size(weight_bytes(target))} of weights instead of {size(weight_bytes(source))}")
     if left.channels is not None:
         typer.echo(f"{left.channels} channels are left (multiples of {left.multiple})")
     if left.heads is not None:

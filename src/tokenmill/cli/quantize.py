@@ -11,7 +11,7 @@ import typer
 
 from tokenmill.checkpoint.new_folder import check_free, check_new
 from tokenmill.cli.flags import flag, spelling, with_flags
-from tokenmill.cli.loading import progress, show_waiting, size
+from tokenmill.cli.loading import progress, show_waiting, size, weight_bytes
 from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.text_file import check_file, read_texts
@@ -114,16 +114,7 @@ def quantize(
     if text is not None:
         _check_predictable(source, text)
     chosen = chosen or {}
-    counted = str(format).startswith("gguf-") and format not in EXACT
-    for name, given in (("--imatrix", imatrix is not None), ("--save-imatrix", "save_imatrix" in chosen)):
-        if given and not counted:
-            raise ParameterError(f"{name} goes with --format gguf-q2_k and other GGUF files of 6 bits and less.")
-    if "save_imatrix" in chosen and chosen["save_imatrix"].resolve() == target.resolve():
-        raise ParameterError(f"--save-imatrix {target} is the model's own file; name another one.")
-    strange = [name for name in chosen if not (counted and name in MEASURING)]
-    if strange and format is not None and format not in FORMS:
-        raise ParameterError(f"{spelling(strange[0])} goes with --format {', '.join(FORMS)}, not {format}.")
-    if strange or format in FORMS or (chosen and not counted):
+    if _asks_for_a_method(format, target, chosen, imatrix):
         _check_suffix(target, format)
         groups = {} if group is None else {"group": group}
         _by_method(source, target, {"form": format or "", **groups, **chosen}, pattern)
@@ -149,6 +140,20 @@ def quantize(
     _show(found.path, target, errors)
     if text is not None:
         _compare(str(found.path), str(target), text)
+
+
+def _asks_for_a_method(form: str | None, target: Path, chosen: dict[str, Any], imatrix: Path | None) -> bool:
+    """Is a method to round, by its flags or the form of its files? Refuses flags that do not go together."""
+    counted = str(form).startswith("gguf-") and form not in EXACT
+    for name, given in (("--imatrix", imatrix is not None), ("--save-imatrix", "save_imatrix" in chosen)):
+        if given and not counted:
+            raise ParameterError(f"{name} goes with --format gguf-q2_k and other GGUF files of 6 bits and less.")
+    if "save_imatrix" in chosen and chosen["save_imatrix"].resolve() == target.resolve():
+        raise ParameterError(f"--save-imatrix {target} is the model's own file; name another one.")
+    methods = [name for name in chosen if not (counted and name in MEASURING)]
+    if methods and form is not None and form not in FORMS:
+        raise ParameterError(f"{spelling(methods[0])} goes with --format {', '.join(FORMS)}, not {form}.")
+    return bool(methods) or form in FORMS
 
 
 def _check_suffix(target: Path, form: str | None) -> None:
@@ -236,8 +241,8 @@ def _write_gguf(source: Path, target: Path, kind: str, skip: re.Pattern[str] | N
         errors, note = export(source, target, kind, skip, tell, counts)
     if note is not None:
         typer.echo(f"Note: {note}.")
-    before = sum(path.stat().st_size for path in source.iterdir() if path.suffix in (".safetensors", ".bin"))
-    typer.echo(f"{target}: {size(target.stat().st_size)} instead of {size(before)}; {len(errors)} matrices rounded")
+    before, after = weight_bytes(source), target.stat().st_size
+    typer.echo(f"{target}: {size(after)} instead of {size(before)}; {len(errors)} matrices rounded")
     _table(errors)
 
 
@@ -301,11 +306,7 @@ def _check_predictable(source: str, text: str) -> None:
 
 def _show(source: Path, target: Path, errors: list[LayerError]) -> None:
     """Show sizes, and the weights that lost most."""
-
-    def weights(folder: Path) -> int:
-        return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
-
-    before, after = weights(source), weights(target)
+    before, after = weight_bytes(source), weight_bytes(target)
     typer.echo(f"{target}: {size(after)} of weights instead of {size(before)}; {len(errors)} matrices rounded")
     _table(errors)
     typer.echo("All of them: quantization_report.json")

@@ -11,7 +11,7 @@ import typer
 from tokenmill.cli.bench import MADE, WORKLOAD, workloads
 from tokenmill.cli.bench_common import JSON, BenchProgress, check_outputs, check_place, end, save
 from tokenmill.cli.errors import INTERRUPTED
-from tokenmill.cli.flags import MODEL, engine_flags, flag, resolve_options, with_flags
+from tokenmill.cli.flags import MODEL, engine_flags, flag, resolve_options, spelling, with_flags
 from tokenmill.cli.interrupts import hear_time_limits
 from tokenmill.cli.loading import say, show_waiting
 from tokenmill.cli.named_files import write_whole
@@ -54,6 +54,11 @@ def tune(
     hear_time_limits()
     config, keywords = resolve_options(model, options)
     if config.tuning.kernel_search != "off":
+        idle = {"--slo": slo, "--users": users, "--workload": workload, "--json": json_path}
+        named = [name for name, given in idle.items() if given]
+        named += [spelling({**MADE, **SEARCH}[name].name) for name in (*made, *search) if name != "minutes"]
+        if named:
+            raise ParameterError(f"{named[0]} has no effect with --kernel-search: leave one of them out.")
         tune_kernels(config, keywords, 60 * search.get("minutes", 5.0))
         return
     if not slo or not users:
