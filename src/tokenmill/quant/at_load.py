@@ -15,9 +15,6 @@ from tokenmill.quant.dense import DenseWeight
 class RoundedAtLoad(DenseWeight):
     """A dense matrix until it settles. A format implements `rounded`."""
 
-    alone = False
-    """Does it settle in a way of its own?"""
-
     def rounded(self, kernels: Kernels, parts: int) -> Any:
         """This matrix in the format, not settled yet; None: one of so many equal parts of its rows must stay as it
         is."""
@@ -53,7 +50,7 @@ def settle_all(weights: Sequence[Weight], kernels: Kernels) -> list[Weight]:
         first = weights[at]
         some = weights[at : at + max(1, kernels.rounds_at_once // max(1, first.shape[0] * first.shape[1]))]
         found = None
-        if isinstance(first, RoundedAtLoad) and not first.alone and len(some) > 1:
+        if isinstance(first, RoundedAtLoad) and len(some) > 1:
             alike = [w for w in some[1:] if type(w) is type(first)]
             found = first.rounded_with(alike, kernels) if len(alike) == len(some) - 1 else None
         made += [one.settle(kernels) for one in found or some]

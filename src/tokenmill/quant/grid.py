@@ -9,7 +9,7 @@ Must not know: checkpoints, layers, instruction sets. After settling, only the b
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -223,3 +223,23 @@ class Unrounded(RoundedAtLoad):
     @property
     def _how(self) -> tuple[int, int, bool]:
         return self.bits, self.group, self.rounds_inputs
+
+
+class RoundedAnew(Unrounded):
+    """The numbers of a stored form that no kernel takes, until they are rounded to 8 bits. Classes name their form."""
+
+    form: str
+
+    def rounded(self, kernels: Kernels, parts: int) -> GridWeight | None:
+        """The rounded matrix tells its form."""
+        made = super().rounded(kernels, parts)
+        if made is not None:
+            made.changed = (self.form,)
+        return made
+
+    def rounded_with(self, others: list[Self], kernels: Kernels) -> list[Weight] | None:
+        """Each of them tells its form."""
+        made: list[Any] | None = super().rounded_with(others, kernels)
+        for one in made or ():
+            one.changed = (self.form,)
+        return made

@@ -14,28 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.compute.forward import Kernels, Weight
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, shown
 from tokenmill.quant import bits as packed
 from tokenmill.quant.base import known
-from tokenmill.quant.grid import Unrounded
+from tokenmill.quant.grid import RoundedAnew
 
 METHOD = "squeezellm"
 _GROUP = 32
 
 
-class TableOfRows(Unrounded):
-    """The dense numbers of tables and outliers, until the weight settles."""
+class TableOfRows(RoundedAnew):
+    """The dense numbers of tables and outliers."""
 
-    alone = True
-
-    def settle(self, kernels: Kernels) -> Weight:
-        """Round the numbers to 8 bits and settle those."""
-        weight: Any = super().settle(kernels)
-        weight.changed = ("SqueezeLLM",)
-        held: Weight = weight
-        return held
+    form = "SqueezeLLM"
 
 
 def check(config: Mapping[str, Any]) -> None:

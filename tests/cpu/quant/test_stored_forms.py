@@ -50,6 +50,7 @@ from stored_forms_helpers import (
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import ReferenceKernels, make_kernels
 from tokenmill.quant import bits as packed
+from tokenmill.quant.at_load import settle_all
 from tokenmill.quant.detect import check_config
 
 
@@ -75,10 +76,24 @@ def test_read_and_multiplied(name: str) -> None:
     for kernels in (make_kernels("cpu"), ReferenceKernels()):
         weight = read(tensors, config, shape).settle(kernels)
         assert off(weight.rows(torch.tensor([3, 1, 3])), dense[[3, 1, 3]]) <= settled_error * 2
+        every = weight.dense()
+        assert weight.changed or off(every, dense) <= 1e-3, "what does not keep the file's numbers says so"
         y = weight.matmul(x, SimpleNamespace(kernels=kernels))  # activations may be rounded to 8 bits
         assert off(y, x @ dense.T) < 0.02
         alone = weight.matmul(x[2:3], SimpleNamespace(kernels=kernels))
         assert torch.equal(alone[0], y[2])
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "squeezellm 4"])
+def test_neighbours_that_are_rounded_at_once_say_so_too(name: str) -> None:
+    tensors, dense, config = FORMS[name][0]()
+    kernels = ReferenceKernels()
+    kernels.rounds_at_once = 1 << 30
+    made = settle_all([read(tensors, config, (dense.shape[0], dense.shape[1])) for _ in range(3)], kernels)
+    lone = read(tensors, config, (dense.shape[0], dense.shape[1])).settle(kernels)
+    for one in made:
+        assert one.changed and one.changed == lone.changed
+        assert torch.equal(one.dense(), lone.dense())
 
 
 @pytest.mark.parametrize("name", FORMS)
