@@ -165,11 +165,10 @@ def compile_order(
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"[:200]
         places = [place_of(kernel) for kernel in standin.kernels.values()]
-    traced_s = time.monotonic() - began
     farm.finish()
     compiled, cached, failed = (farm.ended.count(code) for code in (COMPILED, CACHED, FAILED))
     took_s = time.monotonic() - began
-    return Told(len(farm.ended), compiled, cached, failed, traced_s, took_s, failure, places)
+    return Told(len(farm.ended), compiled, cached, failed, took_s, failure, places)
 
 
 def place_of(kernel: Any) -> str:

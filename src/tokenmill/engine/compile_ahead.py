@@ -47,14 +47,13 @@ class Order(msgspec.Struct):
 
 
 class Told(msgspec.Struct):
-    """From it: kernels that the load launches, how many were compiled, there already, failed; until all were known and
-    compiled; why not all of them are known."""
+    """From it: kernels that the load launches, how many were compiled, there already, failed; how long that took; why
+    not all of them are known."""
 
     kernels: int = 0
     compiled: int = 0
     cached: int = 0
     failed: int = 0
-    traced_s: float = 0.0
     took_s: float = 0.0
     failure: str = ""
     places: list[str] = []

@@ -122,7 +122,6 @@ class DeviceBed:
     """On a GPU: arenas for weights, for a drafter's own weights, and for the cache."""
 
     def __init__(self, pages: Pages, most: int) -> None:
-        self.device_bytes = most
         self.weights, self.beside, self.cache = (Arena(pages, most) for _ in range(3))
         self.zeros: Zeros = self.cache.zeros
 

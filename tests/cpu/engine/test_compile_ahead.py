@@ -133,7 +133,7 @@ def works(compiling: Compiling) -> bool:
 def test_it_is_told_and_not_done_again(on_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = on_gpu / "kernel.json"
     place.touch()
-    told = Told(40, 30, 10, 0, 2.0, 5.0, places=[str(place)])
+    told = Told(40, 30, 10, 0, 5.0, places=[str(place)])
     orders = answering(monkeypatch, msgspec.msgpack.encode(told))
     config, raw = make_config(model="some", device="cuda:1"), {"hidden_size": 64}
     reasons: list[str] = []
@@ -189,7 +189,7 @@ def test_it_does_not_wait_for_ever(on_gpu: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_fork_is_the_same_and_ends_with_its_compilers(on_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer, its compilers' end, and nothing of it left behind."""
-    told = msgspec.msgpack.encode(Told(3, 2, 1, 0, 0.1, 0.2, places=[__file__]))
+    told = msgspec.msgpack.encode(Told(3, 2, 1, 0, 0.2, places=[__file__]))
     orders, compilers = on_gpu / "orders", on_gpu / "compilers"
 
     def serve(pipe: Pipe) -> None:

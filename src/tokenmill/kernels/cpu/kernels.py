@@ -58,7 +58,6 @@ class CpuKernels(ReferenceKernels):
         self.pruned = pruned
         self.records = True
         _native.set_threads(threads or min(torch.get_num_threads(), _native.thread_limit()))
-        self._calls: dict[str, list[int]] = {}
         self._packed: dict[int, tuple[weakref.ref[Tensor], int, Tensor | None, PackedMatrix]] = {}
         self._norms = BoundNorms()
         self._layers: dict[int, BoundLayer] = {}
