@@ -108,7 +108,8 @@ def _entry(name: str, value: object) -> Entry:
     size = prod(shape) * SIZES[dtype]
     if size != offsets[1] - offsets[0]:
         raise ModelError(f"tensor {name[:200]!r} needs {size} bytes by its shape, but has {offsets[1] - offsets[0]}")
-    if any(count >= 1 << 63 for count in (*shape, *offsets)):
+    # torch counts a tensor's bytes in 63 bits as if a 0 among its sizes were a 1, whatever type it is converted to.
+    if prod(count or 1 for count in shape) >= 1 << 59 or offsets[1] >= 1 << 63:
         raise ModelError(f"tensor {name[:200]!r} has a number that is too large")
     return Entry(dtype, shape, offsets[0], offsets[1])
 

@@ -126,6 +126,8 @@ LIES = {
     "wrapping shape": {"a": entry([HUGE, 4], 0, 0), "b": entry([3], 0, 12)},
     "wrapping to size": {"a": entry([(1 << 64) + 3], 0, 12)},
     "huge with zero": {"a": entry([0, 1 << 64], 0, 0), "b": entry([3], 0, 12)},
+    **{f"{shape} with a zero": {"a": entry(shape, 0, 0), "b": entry([3], 0, 12)}
+       for shape in ([HUGE, 0], [1 << 40, 1 << 40, 0], [0, HUGE, HUGE])},
     "float shape": {"a": entry([3.0], 0, 12)},
     "true in shape": {"a": entry([3, True], 0, 12)},
     "shape too small": {"a": entry([2], 0, 12)},
@@ -146,7 +148,7 @@ LIES = {
     "deep": b'{"a":' + b"[" * 100_000,
     "long number": b'{"a":{"dtype":"F32","shape":[' + b"9" * 10_000 + b'],"data_offsets":[0,12]}}',
     "long name": {"n" * 100_000: entry([4], 0, 12)},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(LIES))
