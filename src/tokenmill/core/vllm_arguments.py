@@ -46,8 +46,6 @@ SWITCHES = frozenset(
 SPELLINGS: Mapping[str, str] = {}
 """Flags that are other names for options of the server."""
 
-_ALL = "all of these are done by themselves"
-
 
 @dataclass(frozen=True, slots=True)
 class Other:

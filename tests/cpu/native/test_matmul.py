@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tokenmill.compute.forward import NormSpec
-from tokenmill.kernels.cpu import CpuKernels
 from tokenmill.kernels.cpu.packed import PackedMatrix, group_size, pack_dense, pack_quantised, quantise
 from tokenmill.kernels.grid import FP4
 from tokenmill.kernels.reference import ReferenceKernels
@@ -317,7 +316,3 @@ def test_a_matrix_refuses_rows_of_another_width(kernels):
     assert [group_size(300, groups) for groups in (10, 5, 4, 1)] == [32, 64, 96, 320]
     with pytest.raises(ValueError, match="scales a row"):
         group_size(100, 99)
-
-
-def test_kernels_share_the_protocol_of_the_reference():
-    assert isinstance(CpuKernels(), ReferenceKernels)

@@ -168,9 +168,9 @@ def test_what_has_no_counterpart_is_named(template: str) -> None:
 )
 def test_no_template_takes_long(unit: str) -> None:
     """Each once took hours, or seconds."""
-    began = time.monotonic()
+    began = time.process_time()
     with contextlib.suppress(TemplateError):
         to_jinja(unit * (MOST_CHARS // 2 // len(unit)))
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
     with pytest.raises(TemplateError, match="more than 1000 words"):
         to_jinja("{{ if or" + " .Prompt" * 100_000 + " }}{{ end }}")
