@@ -50,6 +50,8 @@ class AdapterDesk:
         """Adapters that have lost their name and are still used by open requests."""
         self.failed: dict[int, str] = {}
         """By number, why an adapter could not be read the last time. Several requests may ask for it."""
+        self.in_use: Callable[[], Iterable[int]] = lambda: ()
+        """Adapters of requests that the scheduler has not got yet: they may wait for a grammar."""
         self.check_awake: Callable[[], None] = lambda: None
         """Refuses to read an adapter while the model sleeps: some (DoRA) are fitted to its weights."""
         for name, path in read_modules(options.lora_modules or []):
@@ -168,6 +170,7 @@ class AdapterDesk:
             return
         used = {group.request.adapter for group in self.scheduler.roster.groups.values()}
         used |= {seq.group.request.adapter for flight in self.scheduler.flying for seq in flight.seqs}
+        used.update(self.in_use())
         for entry in [entry for entry in self.leaving if entry.number not in used]:
             self.leaving.remove(entry)
             self.scheduler.roster.adapters.drop(entry.number)

@@ -77,8 +77,8 @@ class AsyncLLM:
         """Yield the output so far after every step that added to it, or what `output_kind` asks for. Leaving the loop
         aborts the request."""
         check_priority(priority, self.service.built.config.schedule.scheduling_policy)
-        adapter = await self._adapter(lora_request)
         text, ids, salt = await asyncio.to_thread(self.reader.read, prompt, sampling_params)
+        adapter = await self._adapter(lora_request)
         request = self._request(text, ids, sampling_params, request_id, priority=priority, salt=salt, adapter=adapter)
         async for output in self._follow(request):
             yield output
@@ -95,10 +95,11 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         """Answer a conversation; `template`: tools, chat_template, ..."""
         self.reader.check_options(template)
-        salt, adapter = check_salt(cache_salt), await self._adapter(lora_request)
+        salt = check_salt(cache_salt)
         text, ids = await asyncio.to_thread(lambda: self.reader.chat(messages, sampling_params, **template))
         params = sampling_params or default_params(self.service.built.generation)
         params = self.reader.with_reasoning(text, params)
+        adapter = await self._adapter(lora_request)
         async for output in self._follow(self._request(text, ids, params, request_id, salt=salt, adapter=adapter)):
             yield output
 
@@ -126,9 +127,9 @@ class AsyncLLM:
         self, prompt: Prompt, params: PoolingParams, name: str | None, priority: int, lora_request: LoRARequest | None
     ) -> EmbeddingRequestOutput:
         check_priority(priority, self.service.built.config.schedule.scheduling_policy)
-        adapter = await self._adapter(lora_request)
         sampling = sampling_of(params, self.service.built.context)
         text, ids, salt = await asyncio.to_thread(self.reader.read, prompt, sampling)
+        adapter = await self._adapter(lora_request)
         request = self._request(text, ids, sampling, name, priority=priority, salt=salt, adapter=adapter)
         async for delta in self._deltas(request, AS_STATED if params.pooling is None else params.pooling):
             if delta.error is not None:

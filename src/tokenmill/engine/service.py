@@ -69,6 +69,7 @@ class Service:
         )
         self.coming: ByLoop = {}
         self.callers: dict[str, Caller] = {}
+        built.adapters.in_use = self._adapters
         self.commands: queue.SimpleQueue[Add | Callable[[], None] | None] = queue.SimpleQueue()
         self.cached: deque[tuple[bytes, bytes]] = deque()
         """What the engine reports about its prefix cache, if a router chooses between several engines (wire.py:
@@ -185,6 +186,9 @@ class Service:
                     self.deliveries.safely(item.request.id, self._begin, item, found)
                 item = self.commands.get_nowait()
         return found
+
+    def _adapters(self) -> set[int]:
+        return {caller.said.request.adapter for caller in list(self.callers.values())}
 
     def _begin(self, command: Add, found: list[Command]) -> None:
         caller = self.callers.get(command.request.id)

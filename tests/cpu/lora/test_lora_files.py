@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -405,6 +406,16 @@ async def test_an_engine_in_a_thread(base: Path, adapters: dict[str, Path], tmp_
         assert await engine.list_loras() == {1, 2, 9}
         assert await engine.remove_lora(2) and not await engine.remove_lora(2)
         assert await answer(one) == expected[0]
+        grammar: Future[None] = Future()  # it is still compiled when the adapter loses its name
+        engine.service.loop._waits = lambda request: [grammar]  # type: ignore[method-assign]
+        waiting = asyncio.ensure_future(answer(one))
+        while not engine.service.loop.compiling:
+            await asyncio.sleep(0.01)
+        assert await engine.remove_lora(1) and await engine.list_loras() == {9}
+        grammar.set_result(None)
+        assert await waiting == expected[0]
+        while engine.service.built.adapters.leaving:
+            await asyncio.sleep(0.01)
 
 
 def test_files_that_get_shorter_while_they_are_read(tmp_path):
