@@ -15,7 +15,7 @@ MAX_INDEX_BYTES = 32 << 20
 
 def read_index(path: Path) -> dict[str, Path]:
     """tensor name -> shard file, from a `*.index.json`."""
-    table = read_object(path, MAX_INDEX_BYTES).get("weight_map")
+    table = read_object(path, MAX_INDEX_BYTES, once=True).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise ModelError(f"{path}: needs a `weight_map` object that says which file holds which tensor")
     files = {name: _shard(path, name) for name in {str(value) for value in table.values()}}
@@ -41,10 +41,10 @@ def torch_files(folder: Path) -> tuple[list[Path], Mapping[str, Path] | None]:
 def _shard(index: Path, name: str) -> Path:
     # Only the name must stay in the folder: in download caches, files are links to places outside of it.
     if not name or name != Path(name).name or name in (".", "..") or "\\" in name or "\0" in name:
-        raise ModelError(f"{index}: the shard name {name!r} is not a plain file name inside the folder")
+        raise ModelError(f"{index}: the shard name {name[:200]!r} is not a plain file name inside the folder")
     path = index.parent / name
-    if not path.is_file():
-        raise ModelError(f"{index}: names the shard {name!r}, which is not in the folder; download it again")
+    if not present(path):
+        raise ModelError(f"{index}: names the shard {name[:200]!r}, which is not in the folder; download it again")
     return path
 
 

@@ -8,14 +8,18 @@ would wait or never end. Must not know: what the bytes mean.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import stat
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tokenmill.core.errors import ModelError, UserError, why
 from tokenmill.core.nesting import deeper_than
+
+log = logging.getLogger("tokenmill.files")
 
 MAX_DEPTH = 64
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
@@ -106,11 +110,13 @@ def read_regular(path: Path | str, most: int) -> bytes:
     return data
 
 
-def read_object(path: Path | str, most: int) -> dict[str, Any]:
-    """Read the JSON object in a file; raises a ModelError that names the file."""
+def read_object(path: Path | str, most: int, *, once: bool = False) -> dict[str, Any]:
+    """Read the JSON object in a file; raises a ModelError that names the file. Of a name with two values the last one
+    counts, as for all who read such files, and the log says so. once: it is refused."""
     data = read_regular(path, most)
+    twice: list[str] = []
     try:
-        value = json.loads(data)
+        value = json.loads(data, object_pairs_hook=partial(_object, twice))
     except (ValueError, RecursionError) as error:
         if other := told_by(data[:LOOK]):
             raise ModelError(f"{path}: is {other}") from error
@@ -120,7 +126,19 @@ def read_object(path: Path | str, most: int) -> dict[str, Any]:
         raise ModelError(f"{path}: must hold a JSON object, not {type(value).__name__}")
     if deeper_than(value, MAX_DEPTH):
         raise ModelError(f"{path}: nested deeper than {MAX_DEPTH} levels")
+    if twice and once:
+        raise ModelError(f"{path}: {twice[0][:200]!r} is there twice, with two values")
+    if twice:
+        log.warning("%s: %r is there twice, with two values: the last one counts.", path, twice[0][:200])
     return value
+
+
+def _object(twice: list[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. twice: is told the names that have two values."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice += [name for name, value in pairs if value != found[name]]
+    return found
 
 
 def _check(path: Path | str, found: os.stat_result, most: int | None) -> None:

@@ -58,6 +58,15 @@ def test_config(tmp_path: Path) -> None:
     assert read_generation_config(tmp_path) == {"top_k": 3}
 
 
+def test_a_name_with_two_values_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for text in ('{"a": 1, "b": {"a": 2}, "a": 1}', '{"a": 1, "b": 2}'):
+        (tmp_path / "config.json").write_text(text)
+        assert read_config(tmp_path)["a"] == 1 and not caplog.messages
+    (tmp_path / "config.json").write_text('{"b": {"rope_theta": 1, "rope_theta": 2}}')
+    assert read_config(tmp_path) == {"b": {"rope_theta": 2}}
+    assert len(caplog.messages) == 1 and "config.json: 'rope_theta' is there twice" in caplog.messages[0]
+
+
 @pytest.mark.parametrize(
     ("content", "hint"),
     [

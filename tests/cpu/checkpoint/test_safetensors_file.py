@@ -301,9 +301,22 @@ def test_an_index_that_lies(tmp_path: Path) -> None:
     shards(tmp_path, {"a": "model-9.safetensors"})
     with pytest.raises(ModelError, match="not in the folder"):
         open_checkpoint(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": [1]}')
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": [1]}')
     with pytest.raises(ModelError, match="weight_map"):
         open_checkpoint(tmp_path)
+    shards(tmp_path, {"a": "m" * 5000})
+    with pytest.raises(ModelError, match="not in the folder") as caught:
+        open_checkpoint(tmp_path)
+    assert len(str(caught.value)) < 1000
+    first, second = (f'"a": "model-{number}.safetensors"' for number in (1, 2))
+    for text in (
+        f'{{"weight_map": {{{first}, {second}}}}}',
+        f'{{"weight_map": {{{first}}}, "weight_map": {{{second}}}}}',
+    ):
+        index.write_text(text)
+        with pytest.raises(ModelError, match=r"index\.json: '(a|weight_map)' is there twice, with two values"):
+            open_checkpoint(tmp_path)
 
 
 def test_the_same_tensor_in_two_files(tmp_path: Path) -> None:
