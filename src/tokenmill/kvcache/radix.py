@@ -117,10 +117,9 @@ class RadixCache:
                 fresh = True
         return node, fresh
 
-    def retract(self, nodes: Iterable[object]) -> None:
+    def retract(self, nodes: Iterable[Node]) -> None:
         """Forget these nodes and everything below them (their contents were never written)."""
         for node in nodes:
-            assert isinstance(node, Node)
             self._drop(node)
 
     def unfollow(self) -> None:

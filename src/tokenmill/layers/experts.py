@@ -342,13 +342,11 @@ def split_experts(b: Build, gate_up: list[Weight], down: list[Weight]) -> Expert
     return [weight.take(index) for weight in gate_up], [_local_down(b, weight, share) for weight in down]
 
 
-def load_joined(
-    b: Build, route: RouteSpec, hidden: int, inner: int, names: tuple[str, str, str], *, bias: bool = False
-) -> ExpertWeights:
+def load_joined(b: Build, route: RouteSpec, hidden: int, inner: int, names: tuple[str, str, str]) -> ExpertWeights:
     """Experts as names[0] [E, 2 inner, hidden] and names[1] [E, hidden, inner], or one by one under the usual names."""
     before, count = b.book.flops, route.experts
     if not b.has(names[0]):
-        return load_experts(b, route, hidden, inner, bias=bias)
+        return load_experts(b, route, hidden, inner)
     gate_up = b.numbers(names[0], (count, 2 * inner, hidden))
     down = b.numbers(names[1], (count, hidden, inner))
     inside = b.at("experts")  # so Transformers calls them
@@ -357,9 +355,7 @@ def load_joined(
     return split_experts(b, ups, downs)
 
 
-def load_stacked(
-    b: Build, route: RouteSpec, hidden: int, inner: int, names: tuple[str, str, str], *, bias: bool = False
-) -> ExpertWeights:
+def load_stacked(b: Build, route: RouteSpec, hidden: int, inner: int, names: tuple[str, str, str]) -> ExpertWeights:
     """Experts as three matrices [E * inner, hidden]: gate, up, and down transposed."""
     before, count = b.book.flops, route.experts
     gate, up, down = (b.numbers(name, (count * inner, hidden)).view(count, inner, hidden) for name in names)
@@ -369,14 +365,12 @@ def load_stacked(
     return split_experts(b, ups, downs)
 
 
-def load_transposed(
-    b: Build, route: RouteSpec, hidden: int, inner: int, names: tuple[str, str, str], *, bias: bool = False
-) -> ExpertWeights:
+def load_transposed(b: Build, route: RouteSpec, hidden: int, inner: int, names: tuple[str, str, str]) -> ExpertWeights:
     """Experts as gate_up_proj [E, hidden, 2 inner] and down_proj [E, inner, hidden], or one by one under the usual
     names."""
     before, count = b.book.flops, route.experts
     if not b.has(names[0]):
-        return load_experts(b, route, hidden, inner, bias=bias)
+        return load_experts(b, route, hidden, inner)
     gate_up = b.numbers(names[0], (count, hidden, 2 * inner))
     down = b.numbers(names[1], (count, inner, hidden))
     ups = wrap_each(b, (part.t().contiguous() for part in gate_up), "gate_up_proj", flipped=True)

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tokenmill.models import positions, rules
 from tokenmill.models.positions import RopeRule
 from tokenmill.models.rules import Dense, LayerRule, Number
+
+if TYPE_CHECKING:
+    from tokenmill.compute.forward import RouteSpec
+    from tokenmill.layers.build import Build
+    from tokenmill.layers.experts import ExpertWeights
+
+    LoadExperts = Callable[[Build, RouteSpec, int, int, tuple[str, str, str]], ExpertWeights]
 
 Switch = bool | str
 """True, False, or the config key that decides."""
@@ -199,7 +206,7 @@ class Mix:
     dense: Dense = rules.never
     route: Route = field(default_factory=Route)
     shared: Shared | None = None
-    load: Callable[..., Any] | None = None
+    load: LoadExperts | None = None
     """Loads this family's experts, if they are stored neither one by one nor as gate_up_proj and down_proj."""
 
 

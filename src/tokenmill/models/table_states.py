@@ -92,17 +92,15 @@ def _lfm2_dense(c: ModelConfig, index: int) -> bool:
     return index < c.get("num_dense_layers", int, 2, low=0)
 
 
-def _load_plain(
-    b: Build, route: RouteSpec, hidden: int, inner: int, names: tuple[str, str, str], *, bias: bool = False
-) -> ExpertWeights:
+def _load_plain(b: Build, route: RouteSpec, hidden: int, inner: int, names: tuple[str, str, str]) -> ExpertWeights:
     """Experts of two matrices, stored one by one."""
     before = b.book.flops
     b, share, own = expert_share(b, inner, route.experts)
     ups, downs = [], []
     for index in own:
         at = b.at(str(index))
-        ups.append(at.weight(names[0], (inner, hidden), bias=bias, share=(0, *share)))
-        downs.append(at.weight(names[1], (hidden, inner), bias=bias, share=down_share(b, share)))
+        ups.append(at.weight(names[0], (inner, hidden), share=(0, *share)))
+        downs.append(at.weight(names[1], (hidden, inner), share=down_share(b, share)))
     b.book.flops = before + (b.book.flops - before) * route.experts / len(own)
     count_visited(b, before, route)
     return ups, downs

@@ -257,6 +257,24 @@ def check_heard(held: set[bytes], tables: BlockTables) -> None:
     assert tables.windowed or found == held, "blocks were told and do not lie there"
 
 
+def check_all_free(scheduler: Scheduler, held: set[bytes]) -> None:
+    """No request is left: every row, block and slot is free again, or the cache's, and what was told is so."""
+    tables, snapshots = scheduler.tables, scheduler.tables.snapshots
+    for pool in tables.pools:
+        assert pool.held == 0, f"{pool.held} blocks leaked"
+        assert pool.shared == 0, f"{pool.shared} blocks still count as shared"
+    assert len(scheduler.roster.free_rows) == scheduler.limits.max_rows and not scheduler.roster.running
+    hear(held, tables)
+    check_heard(held, tables)
+    tables.cache.clear()
+    hear(held, tables)
+    assert not held, "the cache is empty, and its blocks count as being there"
+    if snapshots is not None:
+        assert sorted(snapshots.free) == list(range(snapshots.num_slots)) and not snapshots.readers, "slots lost"
+    for pool in tables.pools:
+        assert len(pool.stack) == pool.num_blocks, "blocks lost by the cache"
+
+
 def run_story(
     seed: int,
     *,
@@ -395,17 +413,5 @@ def run_story(
     else:
         raise AssertionError("no end after 60,000 steps: livelock")
     story.check(allow_errors=any(rank.fail for rank in ranks))
-    for pool in tables.pools:
-        assert pool.held == 0, f"{pool.held} blocks leaked"
-        assert pool.shared == 0, f"{pool.shared} blocks still count as shared"
-    assert len(scheduler.roster.free_rows) == limits.max_rows and not scheduler.roster.running
-    hear(held, tables)
-    check_heard(held, tables)
-    tables.cache.clear()
-    hear(held, tables)
-    assert not held, "the cache is empty, and its blocks count as being there"
-    if snapshots is not None:
-        assert sorted(snapshots.free) == list(range(snapshots.num_slots)) and not snapshots.readers, "slots lost"
-    for pool in tables.pools:
-        assert len(pool.stack) == pool.num_blocks, "blocks lost by the cache"
+    check_all_free(scheduler, held)
     return scheduler
