@@ -139,8 +139,9 @@ async def test_who_leaves_with_a_pipeline_leaves_nothing_behind(listen: Any) -> 
         await closed(server)
 
 
-async def test_blank_lines_are_no_way_to_stay(listen: Any) -> None:
-    server = await listen(read_timeout=1.5)
+async def test_blank_lines_are_no_way_to_stay(listen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "LINGER_S", 0.2)
+    server = await listen(read_timeout=0.5)
     for first in (b"", GET + b"\r\n"):
         reader, writer = await server.connect()
         writer.write(first)
