@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 FUZZ = Path(__file__).parents[3] / "bench" / "structured" / "fuzz.py"
-SIZE = {"--first": 10_000, "--schemas": 50, "--walks": 4, "--most": 160, "--vocabulary": 1500}
+SIZE = {"--first": 10_000, "--schemas": 25, "--walks": 6, "--most": 160, "--vocabulary": 1500}
 
 
 def test_lookalikes_of_public_schemas(tmp_path):
