@@ -13,7 +13,6 @@ import argparse
 import itertools
 import json
 import statistics
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -357,8 +356,14 @@ def all_cases() -> Iterator[Case]:
     yield decode_case("256x2208 not shared", [2208] * 256, whole=True)
     for config in ((256, 64, 8, 3), (256, 64, 8, 5), (128, 128, 8, 5), (128, 64, 8, 5), (128, 64, 8, 7)):
         yield prefill_case("8192", [8192], [8192], config)
-    dense = ((128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 4), (256, 64, 8, 3), (64, 64, 4, 3))
-    for config in dense:
+    for config in (
+        (128, 128, 8, 2),
+        (128, 128, 8, 3),
+        (128, 64, 8, 3),
+        (128, 64, 8, 4),
+        (256, 64, 8, 3),
+        (64, 64, 4, 3),
+    ):
         yield prefill_case("8192", [8192], [8192], config, dense=True)
     yield prefill_case("8192", [8192], [8192], dense=True)
     yield prefill_case("8192 of 16384", [16384], [8192], dense=True)
@@ -481,4 +486,4 @@ SCRATCH = Scratch()
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    sys.exit(main())
+    main()

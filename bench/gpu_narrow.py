@@ -83,7 +83,7 @@ def ways(kind: str, name: str, rows: int) -> Iterator[Way]:
     if rows <= 64:
         for cut in THIN:
             fits = chunks % (cut[2] * cut[1] // 128) == 0
-            if fits and not (cut[2] > 2 and (gated or name == "head")) and not (cut[0] == 128 and rows == 1):
+            if fits and not (cut[2] > 2 and (gated or name == "head")):
                 yield "thin", *cut
     if rows >= 64:
         if kind == "fp8":

@@ -97,7 +97,8 @@ def check_some(part: str, devices: int) -> None:
     states over ranks (states), a draft model over ranks and in stages (drafts),
     sums of long steps (long)."""
     if part in ("drafts", "long"):
-        return (check_drafts if part == "drafts" else check_long)(devices)
+        (check_drafts if part == "drafts" else check_long)(devices)
+        return
     config, several = {
         "pp": (SMALL, {"pipeline_parallel_size": devices}),
         "ep": (MIXTURE, {"tensor_parallel_size": devices, "enable_expert_parallel": True}),

@@ -118,7 +118,8 @@ def profile(llm: LLM, steps: int, shown: int = 16) -> None:
             engine.step()
         torch.cuda.synchronize()
     kernels = kernels_of(found)
-    whole, own, calls = collections.Counter(), collections.Counter(), collections.Counter()
+    whole, own = collections.defaultdict[str, float](float), collections.defaultdict[str, float](float)
+    calls = collections.Counter[str]()
     before = kernels[0].begin
     for kernel in kernels:
         whole[kernel.name] += kernel.end - kernel.begin
@@ -128,7 +129,7 @@ def profile(llm: LLM, steps: int, shown: int = 16) -> None:
     unit = steps * 1e3
     print(f"profiled {(kernels[-1].end - kernels[0].begin) / unit:.3f} ms a step")
     print("   own part, ms a step; us a call; whole us a call")
-    for name, us in own.most_common(shown):
+    for name, us in sorted(own.items(), key=lambda each: -each[1])[:shown]:
         each = us / calls[name], whole[name] / calls[name]
         print(f"{us / unit:8.4f} {calls[name] / steps:7.1f} x {each[0]:8.2f} {each[1]:8.2f}  {name}")
     host = [(e.key, e.self_cpu_time_total / unit, e.count / steps) for e in found.key_averages()]

@@ -60,13 +60,15 @@ class NullKernels(ReferenceKernels):
     def embed(self, table: Tensor, ids: Tensor, scale: float = 1.0) -> Tensor:
         return self.out(ids.shape[0], table.shape[1])
 
-    def norm(self, x: Tensor, spec: NormSpec) -> Tensor:
+    def norm(
+        self, x: Tensor, spec: NormSpec, gate: Tensor | None = None, size: int = 0, *, first: bool = False
+    ) -> Tensor:
         return x
 
     def multiply(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
         return self.out(x.shape[0], weight.shape[0])
 
-    def activate(self, x: Tensor, act: Any) -> Tensor:
+    def activate(self, x: Tensor, act: Any, gate: Tensor | None = None) -> Tensor:
         return self.out(x.shape[0], x.shape[1] // 2)
 
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
@@ -92,7 +94,7 @@ def measure(rows: int, steps: int = 300) -> dict[str, float]:
         )
         blocks = list(range(row * 64, row * 64 + 64))
         start.edits.append(TableEdit(row, 0, 0, 0, blocks, [16 * i for i in range(64)]))
-    grants: dict[str, list] = {"rows": list(range(rows)), "counts": [1] * rows, "samples": [True] * rows}
+    grants: dict[str, Any] = {"rows": list(range(rows)), "counts": [1] * rows, "samples": [True] * rows}
     start.rows, start.counts, start.samples = grants["rows"], grants["counts"], grants["samples"]
     runner.run_plan(start)
     whole, forward = [], []

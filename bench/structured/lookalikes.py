@@ -121,7 +121,7 @@ def _package(rng: Rng) -> Schema:
 
 
 def _pipeline(rng: Rng) -> Schema:
-    step = {
+    step: Schema = {
         "type": "object",
         "oneOf": [{"required": ["run"]}, {"required": ["uses"]}],
         "properties": {
