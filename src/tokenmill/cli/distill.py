@@ -107,7 +107,7 @@ def distill(  # noqa: PLR0913
             student = MedusaStudent(teacher, heads=heads) if kind == "medusa" else Eagle3Student(teacher)
         course = Course(steps, batch, rate, every, seed, 60 * minutes)
         right = train(teacher, student, lines, course, target, show_progress, resume=resume)
-    typer.echo(f"right on held-out text, by place: {percent(right)}")
+    typer.echo(f"drafts that are right on held-out text, by place: {percent(right)}")
     spec: dict[str, Any] = {"method": METHODS[kind], "model": str(target)}
     typer.echo(f"tokenmill serve {model} --speculative-config '{json.dumps(spec)}'")
 

@@ -200,9 +200,9 @@ def _together(whole: dict[str, Any]) -> list[str]:
         return []
     where = "one machine, which they share" if whole["devices"] == 1 else f"{whole['devices']} devices"
     return [
-        f"So much has each of {whole['engines']} engines. In all: {where}, weights {_gb(whole['weights'])}, K/V cache "
-        f"{_gb(whole['kv'])}, {whole['max_batch']} requests at once, and {whole['output_tokens_per_s']:.1f} output "
-        "tok/s at the best of these loads."
+        f"These are the figures of one of {whole['engines']} engines. In all: {where}, weights {_gb(whole['weights'])}, "
+        f"K/V cache {_gb(whole['kv'])}, {whole['max_batch']} requests at once, and "
+        f"{whole['output_tokens_per_s']:.1f} output tok/s at the best of these loads."
     ]
 
 

@@ -161,7 +161,7 @@ def test_the_command_tells_of_each_engine_and_of_all(tmp_path):
     found = json.loads(CliRunner().invoke(app, [*call, "--json"]).stdout)
     assert found["devices"] == 2 and found["in_all"]["devices"] == 6
     shown = " ".join(CliRunner().invoke(app, call).output.split())
-    assert "So much has each of 3 engines. In all: 6 devices" in shown and "--data-parallel-size 3" in shown
+    assert "figures of one of 3 engines. In all: 6 devices" in shown and "--data-parallel-size 3" in shown
 
 
 def test_links_are_measured_where_there_is_another_device():
