@@ -200,7 +200,7 @@ def _together(whole: dict[str, Any]) -> list[str]:
         return []
     where = "one machine, which they share" if whole["devices"] == 1 else f"{whole['devices']} devices"
     return [
-        f"These are the figures of one of {whole['engines']} engines. In all: {where}, weights {_gb(whole['weights'])}, "
+        f"These are figures of one of {whole['engines']} engines. In all: {where}, weights {_gb(whole['weights'])}, "
         f"K/V cache {_gb(whole['kv'])}, {whole['max_batch']} requests at once, and "
         f"{whole['output_tokens_per_s']:.1f} output tok/s at the best of these loads."
     ]
