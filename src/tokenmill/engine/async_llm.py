@@ -21,7 +21,7 @@ from tokenmill.core.sleeping import check_level, check_mode
 from tokenmill.engine.crew import Crew
 from tokenmill.engine.engine_args import EngineArgs
 from tokenmill.engine.hub_tokenizer import HubTokenizer
-from tokenmill.engine.llm_arguments import check_around, check_connector
+from tokenmill.engine.llm_arguments import PINS, check_around, check_connector, check_others, no_such
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.pooling import as_tensor, pooling_params_of, sampling_of
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, check_salt, default_params, make_request
@@ -33,6 +33,17 @@ from tokenmill.engine.turns import Turns
 from tokenmill.engine.weights import Weights, WeightUpdates
 from tokenmill.engine.wire import Add
 
+ABSENT = {
+    "pin_lora": PINS,
+    **dict.fromkeys(
+        ("pause_generation", "resume_generation", "is_paused", "wait_for_requests_to_drain"),
+        "sleep() waits for open requests or ends them, and wake_up() takes new ones",
+    ),
+    **dict.fromkeys(("collective_rpc", "start_profile", "stop_profile"), "LLM has it"),
+    "do_log_stats": "the server's /metrics and LLM.get_metrics() have the engine's numbers",
+    "scale_elastic_ep": "the number of engines is data_parallel_size, from the start",
+}
+"""Methods of vLLM's AsyncLLM that this class lacks, and what to use instead."""
 LOOK_S = 0.01
 """How often a model that is about to sleep checks whether its requests have ended."""
 
@@ -73,9 +84,11 @@ class AsyncLLM:
         *,
         priority: int = 0,
         lora_request: LoRARequest | None = None,
+        **others: Any,
     ) -> AsyncIterator[RequestOutput]:
         """Yield the output so far after every step that added to it, or what `output_kind` asks for. Leaving the loop
         aborts the request."""
+        check_others("generate", others)
         check_priority(priority, self.service.built.config.schedule.scheduling_policy)
         text, ids, salt = await asyncio.to_thread(self.reader.read, prompt, sampling_params)
         adapter = await self._adapter(lora_request)
@@ -118,8 +131,10 @@ class AsyncLLM:
         *,
         priority: int = 0,
         truncate_prompt_tokens: int | None = None,
+        **others: Any,
     ) -> AsyncIterator[PoolingRequestOutput]:
         """The same vector as a tensor in `outputs.data`; it is all that is yielded."""
+        check_others("encode", others)
         params = pooling_params_of(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens)
         yield as_tensor(await self._vector(prompt, params, request_id, priority, lora_request))
 
@@ -165,6 +180,29 @@ class AsyncLLM:
         for service in self.services:
             if service.dead is not None:
                 raise EngineDeadError(service.dead)
+
+    @property
+    def errored(self) -> bool:
+        """Have all engines died, so that none takes a request and none is to come?"""
+        return not self._may_go_on
+
+    @property
+    def is_running(self) -> bool:
+        """The opposite."""
+        return self._may_go_on
+
+    is_stopped = errored
+
+    @property
+    def dead_error(self) -> BaseException:
+        """What requests are told then."""
+        return EngineDeadError(self.alive[0].dead or "the engine is alive")
+
+    async def reset_mm_cache(self) -> None:
+        """Do nothing: there is no cache of media."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_such("AsyncLLM", name, ABSENT)
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes. reset_running_requests: open requests are computed again, too."""

@@ -32,7 +32,16 @@ from tokenmill.engine.driver import Driver, wait_for_last_step
 from tokenmill.engine.engine_args import EngineArgs
 from tokenmill.engine.gauges import AllGauges
 from tokenmill.engine.hub_tokenizer import HubTokenizer
-from tokenmill.engine.llm_arguments import FORMAT, LOST, about, as_list, check_connector, check_others, with_ids
+from tokenmill.engine.llm_arguments import (
+    FORMAT,
+    LOST,
+    about,
+    as_list,
+    check_connector,
+    check_others,
+    no_such,
+    with_ids,
+)
 from tokenmill.engine.llm_engine import LLMEngine
 from tokenmill.engine.metrics import Metric, read_metrics
 from tokenmill.engine.outputs import Accumulator
@@ -350,8 +359,7 @@ class LLM:
         return True
 
     def __getattr__(self, name: str) -> Any:
-        why = ABSENT.get(name)
-        raise AttributeError(f"LLM has no {name!r}{f': {why}' if why else ''}")
+        raise no_such("LLM", name, ABSENT)
 
     def close(self) -> None:
         """Free the model; the object cannot be used afterwards."""

@@ -21,9 +21,13 @@ LOST = {
     "guided_options_request": "give SamplingParams(structured_outputs=...)",
     "chat_template": "only chat() renders a template; score() and classify() take an instruction=",
     "chat_template_content_format": "it is auto, string or openai, and all are the same here",
+    "trace_headers": "a server sends traces (--otlp-traces-endpoint)",
+    "prompt_text": "the prompt itself may hold both: {'prompt': text, 'prompt_token_ids': ids}",
+    "data_parallel_rank": "the router chooses the engine; a server takes X-data-parallel-rank",
     "stat_loggers": "the server's /metrics and LLM.get_metrics() have the engine's numbers",
 }
 """Arguments of vLLM's methods that would have no effect, and why."""
+PINS = "adapters in use keep their slots; a larger max_loras keeps more of them on the device"
 _AROUND = frozenset(
     {
         *("usage_context", "enable_multiprocessing", "start_engine_loop"),
@@ -86,3 +90,9 @@ def check_connector(reset_connector: bool) -> None:
         raise ParameterError(
             "reset_connector=True cannot be done: keys and values do not leave the engine.", param="reset_connector"
         )
+
+
+def no_such(whose: str, name: str, absent: Mapping[str, str]) -> AttributeError:
+    """The error about an attribute; absent: those of vLLM that are lacking, and what to use instead."""
+    why = absent.get(name)
+    return AttributeError(f"{whose} has no {name!r}{f': {why}' if why else ''}")

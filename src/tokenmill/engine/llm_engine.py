@@ -15,7 +15,7 @@ from tokenmill.core.request import RequestOutput, SamplingParams, TextDelta
 from tokenmill.engine.build import Built, build_llm
 from tokenmill.engine.driver import Driver
 from tokenmill.engine.engine_args import EngineArgs
-from tokenmill.engine.llm_arguments import check_around
+from tokenmill.engine.llm_arguments import PINS, check_around, no_such
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, default_params, make_request
 
@@ -115,6 +115,9 @@ class LLMEngine:
     def _adapter(self, lora_request: LoRARequest | None) -> int:
         with self.driver.alone():
             return self.built.adapters.take(lora_request)
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_such("LLMEngine", name, {"pin_lora": PINS})
 
     def close(self) -> None:
         """Free the model."""

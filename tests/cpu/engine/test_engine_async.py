@@ -207,3 +207,20 @@ async def test_several_requests_are_aborted_at_once(engine):
     await engine.abort("b")
     assert [*found, (await collect(streams[1]))[0].outputs[0].finish_reason] == ["abort"] * 3
     await nothing_left(engine)
+
+
+async def test_what_vllm_has_beside_is_done_or_refused_by_name(tiny):
+    llm = AsyncLLM(str(tiny), dtype="float32", kernels="reference", max_model_len=64, num_blocks=20)
+    last, _ = await collect(llm.generate([5, 6], greedy(2), "a", trace_headers=None, data_parallel_rank=None))
+    assert last.finished and llm.is_running and not llm.errored and not llm.is_stopped
+    assert await llm.reset_mm_cache() is None
+    for name, value in (("trace_headers", {"a": "b"}), ("data_parallel_rank", 0), ("colour", None)):
+        with pytest.raises(UserError, match=name):
+            await anext(llm.generate([5, 6], greedy(2), **{name: value}))
+    for name, instead in (("pin_lora", "max_loras"), ("pause_generation", "sleep"), ("collective_rpc", "LLM has it")):
+        with pytest.raises(AttributeError, match=f"AsyncLLM has no '{name}': .*{instead}"):
+            getattr(llm, name)
+    llm.close()
+    assert llm.errored and llm.is_stopped and "closed" in str(llm.dead_error)
+    with pytest.raises(EngineDeadError, match="closed"):
+        await anext(llm.generate([5, 6], greedy(2)))
