@@ -24,7 +24,7 @@ from tokenmill.engine.build import Built
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.inplace import LayerMaker, fill, layer_order
 from tokenmill.engine.loading import DTYPES, adapter_sites, read_config
-from tokenmill.layers.build import ignorable
+from tokenmill.layers.build import unread
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.registry import text_alone
 from tokenmill.models.text_names import text_names
@@ -175,7 +175,7 @@ class WeightUpdates:
         finally:
             if filled:
                 self._forget(runner)
-        if left := sorted(name for name in given - used if not ignorable(name)):
+        if left := unread(checkpoint, given - used):
             raise UserError(f"no layer is made of {', '.join(left[:4])}; the other tensors were taken.")
         return len(given)
 

@@ -7,7 +7,7 @@ Knows nothing of families: the names come from the models.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,9 +49,14 @@ _KV_WISHES = ("kv_cache_scheme", "kv_cache_quant_algo")
 """Keys of quantization_config that ask for K/V in 8 bits."""
 
 
-def ignorable(name: str) -> bool:
+def _ignorable(name: str) -> bool:
     """Is this a tensor that no model reads?"""
     return bool(_IGNORABLE.search(name) or _KV_SCALES.search(name))
+
+
+def unread(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
+    """Those of these tensors that a model should have read, if it has not."""
+    return sorted(name for name in names if not _ignorable(name) and not is_zeros_beside(checkpoint, name))
 
 
 @dataclass(slots=True)
@@ -287,8 +292,7 @@ class Build:
 
     def leftovers(self) -> list[str]:
         """Tensors that nobody asked for. Empty tensors do not count, nor do zeros that nothing adds."""
-        left = sorted(n for n in self.checkpoint.names() if n not in self.book.used)
-        left = [n for n in left if not ignorable(n) and not is_zeros_beside(self.checkpoint, n)]
+        left = unread(self.checkpoint, (n for n in self.checkpoint.names() if n not in self.book.used))
         return [n for n in left if 0 not in (self.checkpoint.shape(n) or ())]
 
     def kv_scales(self) -> bool:

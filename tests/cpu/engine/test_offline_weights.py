@@ -71,6 +71,22 @@ def test_numbers_of_16_bits_and_of_32_take_the_place_of_either(folders, stored, 
         assert said(llm) == wanted and said(llm) == wanted
 
 
+def test_zeros_beside_a_quantised_matrix_are_passed_over(folders, tmp_path):
+    """AutoGPTQ wrote a bias for every matrix; the model here has none."""
+    folder, tensors = tmp_path / "stored", load_file(folders[0] / "model.safetensors")
+    shutil.copytree(folders[0], folder)
+    name = "model.layers.0.mlp.down_proj"
+    tensors[f"{name}.weight"] = tensors[f"{name}.weight"].to(torch.float8_e4m3fn)
+    tensors |= {f"{name}.weight_scale": torch.ones(1), f"{name}.bias": torch.zeros(32)}
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
+    with open_llm(folder, kernels=BACKENDS[-1]) as llm:
+        before = said(llm)
+        assert llm.update_weights(folder / "model.safetensors") == len(tensors)
+        assert said(llm) == before
+
+
 @pytest.mark.parametrize("options", KINDS, ids=lambda o: "-".join(o.values()) or "float32")
 def test_addresses_stay(folders, options):
     """Recorded steps name them."""
