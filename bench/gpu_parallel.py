@@ -123,7 +123,7 @@ def check_some(part: str, devices: int) -> None:
 
 
 def check_long(devices: int) -> None:
-    """Raises where sums that are long enough to be exchanged in pieces (8192 rows of 8 kB) differ from those at once."""
+    """Raises where sums long enough to go in pieces (8192 rows of 8 kB) differ from those that are made at once."""
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "config.json").write_text(json.dumps(SMALL | {"hidden_size": 4096}))
         several = {"tensor_parallel_size": devices}
