@@ -7,15 +7,15 @@ import random
 import subprocess
 import sys
 
-from tokenmill.engine.routing import ANSWER, MAX_REMEMBERED, STAY, Asked, Router
+from tokenmill.engine.routing import ANSWER, MAX_REMEMBERED, STAY, Router, RouterRequest
 from tokenmill.kvcache.cache_events import prompt_marks
 
 BLOCK = 16
 NAMES = itertools.count()
 
 
-def ask(prompt: list[int], salt: str = "", session: str | None = None, owner: str = "") -> Asked:
-    return Asked(f"r{next(NAMES)}", prompt, salt, session, owner)
+def ask(prompt: list[int], salt: str = "", session: str | None = None, owner: str = "") -> RouterRequest:
+    return RouterRequest(f"r{next(NAMES)}", prompt, salt, session, owner)
 
 
 def marks(prompt: list[int], salt: str = "") -> bytes:

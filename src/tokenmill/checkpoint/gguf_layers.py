@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.checkpoint.gguf_file import TensorInfo
-from tokenmill.checkpoint.gguf_source import Joined, Places, Source, numbered, stacked
+from tokenmill.checkpoint.gguf_source import Joined, Places, TensorSource, numbered, stacked
 
 Change = Callable[[TensorInfo, Mapping[str, Any]], dict[str, Any]]
 """(tensor, config) -> fields of its Source."""
@@ -294,40 +294,39 @@ def places(names: Names, name: str, tensors: Mapping[str, TensorInfo], config: M
         return numbered(names.lists[name], info)
     match = _NAME.fullmatch(name)
     if match is None:
-        return [(name, Source(info))]
+        return [(name, TensorSource(info))]
     if int(match[1]) >= config["num_hidden_layers"]:
         return []  # Layers that draft later tokens.
     at, part = f"{names.body}.{match[1]}.", match[2]
     base, _, kind = part.rpartition(".")
-    if part in ("attn_k_b.weight", "attn_v_b.weight"):
-        values = tensors.get(f"blk.{match[1]}.attn_v_b.weight")
-        if part[5] == "v" or values is None:
-            return [] if values is not None and part[5] == "v" else [(name, Source(info))]
+    if part == "attn_v_b.weight":
+        return []  # it is read with the keys
+    if part == "attn_k_b.weight" and (values := tensors.get(f"blk.{match[1]}.attn_v_b.weight")) is not None:
         return [(f"{at}self_attn.kv_b_proj.weight", Joined.of(info, values))]
     if part in names.several:
         return names.several[part](at, info, config)
     if part == "ssm_ba.weight":
-        return _beta_alpha(f"{at}linear_attn.in_proj_", info, f"blk.{match[1]}.ssm_in.weight" in tensors, config)
+        name = f"{at}linear_attn.in_proj_"
+        together = f"blk.{match[1]}.ssm_in.weight" in tensors
+        return [(f"{name}ba.weight", TensorSource(info))] if together else _beta_and_alpha(name, info, config)
     if base in names.stacks and kind == "weight":
         return stacked(f"{at}{names.experts}", names.stacks[base], info)
     if part in names.parts:
         return [_place(at, names.parts[part], info, config)]
-    return [(name, Source(info))]
+    return [(name, TensorSource(info))]
 
 
-def _place(at: str, part: Part, info: TensorInfo, config: Mapping[str, Any]) -> tuple[str, Source]:
+def _place(at: str, part: Part, info: TensorInfo, config: Mapping[str, Any]) -> tuple[str, TensorSource]:
     if isinstance(part, str):
-        return at + part, Source(info)
-    return at + part[0], Source(info, **part[1](info, config))
+        return at + part, TensorSource(info)
+    return at + part[0], TensorSource(info, **part[1](info, config))
 
 
-def _beta_alpha(at: str, info: TensorInfo, together: bool, config: Mapping[str, Any]) -> Places:
-    """The rows of both matrices, key head by key head. The file keeps them apart from the other products."""
-    if together:
-        return [(f"{at}ba.weight", Source(info))]
+def _beta_and_alpha(at: str, info: TensorInfo, config: Mapping[str, Any]) -> Places:
+    """Two matrices whose rows the file holds in one, key head by key head."""
     keys = config["linear_num_key_heads"]
     share = info.shape[0] // keys // 2
     rows = [range(head * 2 * share, head * 2 * share + share) for head in range(keys)]
     first = tuple(row for part in rows for row in part)
-    return [(f"{at}b.weight", Source(info, rows=first)),
-            (f"{at}a.weight", Source(info, rows=tuple(row + share for row in first)))]  # fmt: skip
+    return [(f"{at}b.weight", TensorSource(info, rows=first)),
+            (f"{at}a.weight", TensorSource(info, rows=tuple(row + share for row in first)))]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenmill.checkpoint.gguf_file import TensorInfo
 from tokenmill.checkpoint.gguf_layers import Names, Part, attention, both, feed
-from tokenmill.checkpoint.gguf_source import Places, Source
+from tokenmill.checkpoint.gguf_source import Places, TensorSource
 from tokenmill.core.errors import ModelError
 
 _Config = Mapping[str, Any]
@@ -67,7 +67,7 @@ def _head_norms(at: str, info: TensorInfo, config: _Config) -> Places:
     if len(info.shape) != 2 or info.shape[0] > MAX_HEADS:
         raise ModelError(f"Tensor {info.name!r} should hold one norm per head, but has the shape {info.shape}.")
     which = "q" if ".attn_q_norm." in info.name else "k"
-    return [(f"{at}self_attn.{which}_layernorm.norms.{head}.weight", Source(info, expert=head))
+    return [(f"{at}self_attn.{which}_layernorm.norms.{head}.weight", TensorSource(info, expert=head))
             for head in range(info.shape[0])]  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def _apart(at: str, info: TensorInfo, config: _Config) -> Places:
     found: Places = []
     for name, count in (("q", heads), ("k", keys), ("v", keys)):
         rows = tuple(range(start, start + count * width))
-        found.append((f"{at}self_attn.{name}_proj.{kind}", Source(info, rows=rows)))
+        found.append((f"{at}self_attn.{name}_proj.{kind}", TensorSource(info, rows=rows)))
         start += count * width
     return found
 

@@ -59,7 +59,7 @@ _MIXTRAL = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GgufPlace:
     """Where a tensor goes: its name in the file, its number if it is one expert of a stack, and the changes that the
     format expects."""
 
@@ -82,7 +82,7 @@ def architecture(config: Mapping[str, Any], path: str) -> str:
     return found
 
 
-def place(name: str, arch: str, config: Mapping[str, Any], path: str) -> Place | None:
+def place(name: str, arch: str, config: Mapping[str, Any], path: str) -> GgufPlace | None:
     """Where the tensor of this name goes. None: it is not written (a head that shares the embedding's matrix)."""
     if name == "lm_head.weight" and config.get("tie_word_embeddings"):
         return None
@@ -90,7 +90,7 @@ def place(name: str, arch: str, config: Mapping[str, Any], path: str) -> Place |
     more = 1.0 if arch in PLUS_ONE and name.endswith("norm.weight") else 0.0
     for theirs, ours in TOP_PARTS.items():
         if base == ours:
-            return Place(f"{theirs}.{kind}", more=more)
+            return GgufPlace(f"{theirs}.{kind}", more=more)
     match = _LAYER_NAME.fullmatch(name)
     if match is not None:
         layer, part, kind = match.groups()
@@ -98,7 +98,7 @@ def place(name: str, arch: str, config: Mapping[str, Any], path: str) -> Place |
             which = _MIXTRAL.get(expert[2], expert[2])
             for theirs, ours in STACKED_PARTS.items():
                 if ours == which:
-                    return Place(f"blk.{layer}.{theirs}.{kind}", int(expert[1]))
+                    return GgufPlace(f"blk.{layer}.{theirs}.{kind}", int(expert[1]))
         part = "mlp.gate" if part == "block_sparse_moe.gate" else part
         special = SPECIAL_PARTS.get(arch, {})
         named = {ours: theirs for parts in (LAYER_PARTS, special) for theirs, ours in parts.items()}
@@ -107,7 +107,7 @@ def place(name: str, arch: str, config: Mapping[str, Any], path: str) -> Place |
             if arch in WOVEN and found in ("attn_q", "attn_k"):
                 heads = config["num_attention_heads"]
                 heads = heads if found == "attn_q" else config.get("num_key_value_heads") or heads
-            return Place(f"blk.{layer}.{found}.{kind}", heads=heads, more=more)
+            return GgufPlace(f"blk.{layer}.{found}.{kind}", heads=heads, more=more)
     raise ModelError(f"{path}: the tensor {name!r} has no name in GGUF files of the family '{arch}'.")
 
 

@@ -16,7 +16,7 @@ from tokenmill.checkpoint import gguf_config
 from tokenmill.checkpoint.gguf_blocks import PLAIN, Blocks, blocks, decode, plain
 from tokenmill.checkpoint.gguf_file import GgufFile, TensorInfo, open_gguf, part_names
 from tokenmill.checkpoint.gguf_names import name_table
-from tokenmill.checkpoint.gguf_source import Given, Joined, Source
+from tokenmill.checkpoint.gguf_source import Given, Joined, TensorSource
 from tokenmill.checkpoint.shards import check_shape, no_tensor
 from tokenmill.checkpoint.whole_tensors import WholeTensors
 from tokenmill.core.errors import ModelError
@@ -88,7 +88,9 @@ def unweave(heads: int, rows: int) -> Tensor:
 class GgufCheckpoint(WholeTensors):
     """A Checkpoint over GGUF files. `blocks` gives quantised matrices as they lie in the file."""
 
-    def __init__(self, path: Path, table: Mapping[str, Source | Joined | Given], files: Mapping[str, GgufFile]) -> None:
+    def __init__(
+        self, path: Path, table: Mapping[str, TensorSource | Joined | Given], files: Mapping[str, GgufFile]
+    ) -> None:
         self.where, self._table, self._files = path, dict(table), dict(files)
 
     def names(self) -> Iterable[str]:
@@ -136,7 +138,7 @@ class GgufCheckpoint(WholeTensors):
         check_shape(self.where, name, source.shape, shape)
         return None if isinstance(source, Joined | Given) or source.turned else self._blocks(name, source)
 
-    def _blocks(self, name: str, source: Source) -> Blocks | None:
+    def _blocks(self, name: str, source: TensorSource) -> Blocks | None:
         if source.info.type.name in PLAIN:
             return None
         forget = partial(self._files[source.info.name].forget, source.info)
@@ -158,16 +160,16 @@ class GgufCheckpoint(WholeTensors):
                  for info in (source.info, source.values)]  # fmt: skip
         return torch.cat((parts[0].transpose(1, 2), parts[1]), dim=1).reshape(source.shape)
 
-    def _source(self, name: str) -> Source | Joined | Given:
+    def _source(self, name: str) -> TensorSource | Joined | Given:
         source = self._table.get(name)
         if source is None:
             raise no_tensor(self.where, name)
         return source
 
-    def _data(self, source: Source) -> memoryview:
+    def _data(self, source: TensorSource) -> memoryview:
         return self._files[source.info.name].bytes_of(source.info)
 
-    def _order(self, name: str, source: Source) -> Tensor | None:
+    def _order(self, name: str, source: TensorSource) -> Tensor | None:
         """The order of rows that models expect; None: the stored order."""
         if source.rows:
             return torch.tensor(source.rows)

@@ -12,7 +12,7 @@ from typing import Any
 from tokenmill.checkpoint.gguf_file import TensorInfo
 from tokenmill.checkpoint.gguf_layers import LAYERS, places
 from tokenmill.checkpoint.gguf_layers_older import OLDER_LAYERS, older_names
-from tokenmill.checkpoint.gguf_source import Given, Joined, Places, Source, stacked
+from tokenmill.checkpoint.gguf_source import Given, Joined, Places, TensorSource, stacked
 from tokenmill.core.errors import ModelError
 
 TOP_PARTS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -95,10 +95,10 @@ def woven(arch: str) -> bool:
 
 def name_table(
     arch: str, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]
-) -> dict[str, Source | Joined | Given]:
+) -> dict[str, TensorSource | Joined | Given]:
     """Our name -> where the tensor lies. A tensor that means nothing here keeps its own name, and the model then
     refuses it."""
-    found: dict[str, Source | Joined] = {}
+    found: dict[str, TensorSource | Joined] = {}
     names = LAYERS.get(arch) or older_names(arch, config)
     for name, info in tensors.items():
         if name in IN_CONFIG:
@@ -124,13 +124,13 @@ def _of_states(name: str, info: TensorInfo) -> Places:
         return []
     at, part = f"model.layers.{match[1]}", match[2]
     if part == "ssm_a":
-        return [(f"{at}.linear_attn.A_log", Source(info, negated_exp=True))]
+        return [(f"{at}.linear_attn.A_log", TensorSource(info, negated_exp=True))]
     if part == "ssm_dt.bias":
-        return [(f"{at}.linear_attn.dt_bias", Source(info))]
+        return [(f"{at}.linear_attn.dt_bias", TensorSource(info))]
     if part == "ssm_conv1d.weight" and len(info.shape) == 2:
-        return [(f"{at}.linear_attn.conv1d.weight", Source(info, lifted=(info.shape[0], 1, info.shape[1])))]
+        return [(f"{at}.linear_attn.conv1d.weight", TensorSource(info, lifted=(info.shape[0], 1, info.shape[1])))]
     if part == "ffn_gate_inp_shexp.weight":
-        return [(f"{at}.mlp.shared_expert_gate.weight", Source(info, lifted=(1, info.shape[-1])))]
+        return [(f"{at}.mlp.shared_expert_gate.weight", TensorSource(info, lifted=(1, info.shape[-1])))]
     return []
 
 
@@ -144,10 +144,10 @@ def _places(arch: str, name: str, info: TensorInfo, config: Mapping[str, Any]) -
         less = 1.0 if name.endswith("norm.weight") and "ssm_norm" not in name else 0.0
     base, _, kind = name.rpartition(".")
     if base in TOP_PARTS and kind in ("weight", "bias"):
-        return [(f"{TOP_PARTS[base]}.{kind}", Source(info, less=less))]
+        return [(f"{TOP_PARTS[base]}.{kind}", TensorSource(info, less=less))]
     match = _LAYER_NAME.fullmatch(name)
     if match is None:
-        return [(name, Source(info))]
+        return [(name, TensorSource(info))]
     layer, part, expert, kind = match.groups()
     at, mixtral = f"model.layers.{layer}", config.get("model_type") == "mixtral"
     inside = f"{at}.block_sparse_moe" if mixtral else f"{at}.mlp"
@@ -156,16 +156,18 @@ def _places(arch: str, name: str, info: TensorInfo, config: Mapping[str, Any]) -
         return stacked(f"{inside}.experts", last, info, kind)
     if expert is not None:
         if not mixtral or f"{part}_exps" not in STACKED_PARTS:
-            return [(name, Source(info))]
-        return [(f"{inside}.experts.{int(expert)}.{_MIXTRAL[STACKED_PARTS[f'{part}_exps']]}.{kind}", Source(info))]
+            return [(name, TensorSource(info))]
+        return [
+            (f"{inside}.experts.{int(expert)}.{_MIXTRAL[STACKED_PARTS[f'{part}_exps']]}.{kind}", TensorSource(info))
+        ]
     if part == "attn_sinks" and kind == "weight":
-        return [(f"{at}.self_attn.sinks", Source(info))]
+        return [(f"{at}.self_attn.sinks", TensorSource(info))]
     ours = {**LAYER_PARTS, **SPECIAL_PARTS.get(arch, {})}.get(part)
     if ours is None:
-        return [(name, Source(info))]
+        return [(name, TensorSource(info))]
     if mixtral and part == "ffn_gate_inp":
-        return [(f"{inside}.gate.{kind}", Source(info))]
+        return [(f"{inside}.gate.{kind}", TensorSource(info))]
     heads = 0
     if arch in WOVEN and part in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
-    return [(f"{at}.{ours}.{kind}", Source(info, heads=heads, less=less))]
+    return [(f"{at}.{ours}.{kind}", TensorSource(info, heads=heads, less=less))]

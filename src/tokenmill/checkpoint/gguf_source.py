@@ -14,7 +14,7 @@ MAX_EXPERTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TensorSource:
     """A stored tensor, one expert of it, or some of its rows, and the changes of the converter to undo."""
 
     info: TensorInfo
@@ -74,7 +74,7 @@ class Given:
     shape: tuple[int, ...]
 
 
-Places = list[tuple[str, Source | Joined]]
+Places = list[tuple[str, TensorSource | Joined]]
 """Our names of the tensors that one stored tensor holds."""
 
 
@@ -87,7 +87,7 @@ def stacked(at: str, names: str, info: TensorInfo, kind: str = "weight") -> Plac
     found: Places = []
     for number, name in enumerate(parts):
         rows = tuple(range(number * size, number * size + size)) if len(parts) > 1 else ()
-        found += [(f"{at}.{e}.{name}.{kind}", Source(info, expert=e, rows=rows)) for e in range(info.shape[0])]
+        found += [(f"{at}.{e}.{name}.{kind}", TensorSource(info, expert=e, rows=rows)) for e in range(info.shape[0])]
     return found
 
 
@@ -95,4 +95,4 @@ def numbered(at: str, info: TensorInfo) -> Places:
     """Numbered matrices in one tensor."""
     if len(info.shape) != 3 or info.shape[0] > MAX_EXPERTS:
         raise ModelError(f"Tensor {info.name!r} should hold several matrices, but has the shape {info.shape}.")
-    return [(f"{at}.{number}.weight", Source(info, expert=number)) for number in range(info.shape[0])]
+    return [(f"{at}.{number}.weight", TensorSource(info, expert=number)) for number in range(info.shape[0])]

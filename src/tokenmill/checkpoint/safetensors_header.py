@@ -29,7 +29,7 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """Where one tensor lies: bytes begin..end of the file's data."""
 
     dtype: str
@@ -46,7 +46,7 @@ def safetensors_files(folder: Path) -> tuple[list[Path], Mapping[str, Path] | No
     return plain or files, table
 
 
-def read_header(file: BinaryIO) -> tuple[int, dict[str, Entry]]:
+def read_header(file: BinaryIO) -> tuple[int, dict[str, TensorEntry]]:
     """(offset of the data, entries) of a file. A ModelError (without the file's name) says what is wrong with it."""
     size = file.seek(0, 2)
     file.seek(0)
@@ -64,7 +64,7 @@ def read_header(file: BinaryIO) -> tuple[int, dict[str, Entry]]:
     return 8 + length, parse_header(file.read(length), size - 8 - length)
 
 
-def parse_header(header: bytes, data_bytes: int) -> dict[str, Entry]:
+def parse_header(header: bytes, data_bytes: int) -> dict[str, TensorEntry]:
     """Tensor name -> entry. Raises a ModelError (without a file name) unless the header describes the data exactly."""
     try:
         table = json.loads(header.decode(), object_pairs_hook=_unique)
@@ -93,7 +93,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _entry(name: str, value: object) -> Entry:
+def _entry(name: str, value: object) -> TensorEntry:
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise ModelError(f"tensor {name[:200]!r} must have exactly dtype, shape and data_offsets")
     dtype = value["dtype"]
@@ -111,7 +111,7 @@ def _entry(name: str, value: object) -> Entry:
     # torch counts a tensor's bytes in 63 bits as if a 0 among its sizes were a 1, whatever type it is converted to.
     if prod(count or 1 for count in shape) >= 1 << 59 or offsets[1] >= 1 << 63:
         raise ModelError(f"tensor {name[:200]!r} has a number that is too large")
-    return Entry(dtype, shape, offsets[0], offsets[1])
+    return TensorEntry(dtype, shape, offsets[0], offsets[1])
 
 
 def _counts(value: object) -> tuple[int, ...] | None:

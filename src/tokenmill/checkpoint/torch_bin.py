@@ -25,7 +25,7 @@ def _load(path: Path) -> dict[str, Tensor]:
         if not zipped and first[:1] != b"\x80" and (other := told_by(first)):
             raise ModelError(f"{path}: is {other}")
         with open_regular(path) as file:
-            check_torch_file(file, zipped=zipped)
+            filled = check_torch_file(file, zipped=zipped)
             held = file.seek(0, 2)
         # Files from before torch 1.6 are not zip archives and cannot be mapped.
         table = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
@@ -57,6 +57,8 @@ def _load(path: Path) -> dict[str, Tensor]:
     stored = {each.data_ptr(): each.nbytes() for each in (value.untyped_storage() for value in table.values())}
     if sum(stored.values()) > held:
         raise ModelError(f"{path}: claims {sum(stored.values())} bytes of numbers, and the file has {held}")
+    if filled is not None and len(stored) > filled:
+        raise ModelError(f"{path}: holds the numbers of {filled} storages, and its tensors need {len(stored)}")
     return {name: value.detach() for name, value in table.items()}
 
 

@@ -36,13 +36,14 @@ _OLD_PICKLES = 5
 """A file from before torch 1.6: a magic number, a version, facts about the machine, the table, the storages' keys."""
 
 
-def check_torch_file(file: BinaryIO, *, zipped: bool) -> None:
-    """Refuse what a table of tensors does not need. A ModelError (without the file's name) says what it is."""
+def check_torch_file(file: BinaryIO, *, zipped: bool) -> int | None:
+    """Refuse what a table of tensors does not need. A ModelError (without the file's name) says what it is. Returns how
+    many storages an old file fills: torch leaves others as it found the memory. None: each is looked for."""
     try:
-        if zipped:
-            _check_archive(file)
-        else:
-            _check_old(file)
+        if not zipped:
+            return _check_old(file)
+        _check_archive(file)
+        return None
     except ModelError:
         raise
     except (ValueError, IndexError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
@@ -64,24 +65,28 @@ def _check_archive(file: BinaryIO) -> None:
                     _check_pickle(stream)
 
 
-def _check_old(file: BinaryIO) -> None:
+def _check_old(file: BinaryIO) -> int:
     file.seek(0)
     if tarfile.is_tarfile(file):
         raise ModelError("is a tar archive, as torch wrote them before 0.1.10; save it anew")
     # A read beyond the end of a map gives what is there, so no length that the file claims is ever taken.
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as stream:
-        for _ in range(_OLD_PICKLES):
+        for _ in range(_OLD_PICKLES - 1):
             _check_pickle(stream)
+        return len(_check_pickle(stream))
 
 
-def _check_pickle(stream: Any) -> None:
-    """Go through one pickle. stream: what can be read, line by line, too."""
+def _check_pickle(stream: Any) -> set[str]:
+    """Go through one pickle, and return its texts. stream: what can be read, line by line, too."""
     stack: list[str] = []
+    texts: set[str] = set()
     memo: dict[Any, str] = {}
     for code, value, _ in pickletools.genops(stream):
         name = code.name
         if name in _PUSHED:
             stack.append(_PUSHED[name])
+            if _PUSHED[name] == _TEXT:
+                texts.add(str(value))
         elif name == "GLOBAL":
             stack.append(_global(str(value)))
         elif name in ("BINPUT", "LONG_BINPUT"):
@@ -109,6 +114,7 @@ def _check_pickle(stream: Any) -> None:
             stack[-1] = _made(stack[-1], arguments)
         elif name not in ("PROTO", "STOP"):
             raise ModelError(f"has the instruction {name}, which a table of tensors does not need")
+    return texts
 
 
 def _global(said: str) -> str:

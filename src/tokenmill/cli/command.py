@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tokenmill.cli.errors import USER, exit_code, fail
-from tokenmill.cli.foreign import VERBS, Refused, Said, as_ours
+from tokenmill.cli.foreign import VERBS, RefusedFlag, TypedFlag, as_ours
 from tokenmill.cli.help import ALL, page, verbs_page
 from tokenmill.cli.said_twice import refuse_two_values
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options
@@ -50,14 +50,14 @@ class Verb(TyperCommand):
         if ALL in args:
             typer.echo(self._page(ctx, everything=True), color=ctx.color)
             raise typer.Exit
-        said: list[Said] = []
+        said: list[TypedFlag] = []
         try:
             ours = as_ours(args, self._flags(), str(self.name), said)
             refuse_two_values(said, self.params)
             return super().parse_args(ctx, ours)
         except CommandLineError:
             raise
-        except Refused as error:
+        except RefusedFlag as error:
             raise CommandLineError(f"{error}{self._hint(ctx, error.flag)}") from None
         except USAGE_ERROR as error:
             _tell(ctx, error, self._named(_typed(said)))
@@ -179,7 +179,7 @@ class Verbs(TyperGroup):
         return f"There is no verb {word}; there are {_listed(self.list_commands(ctx))}."
 
 
-def _typed(said: list[Said]) -> dict[str, str]:
+def _typed(said: list[TypedFlag]) -> dict[str, str]:
     """Every flag that was found, and how it was typed."""
     return {each.ours: each.typed for each in said}
 

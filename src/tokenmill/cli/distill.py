@@ -23,7 +23,7 @@ from tokenmill.core.text_file import check_file
 
 if TYPE_CHECKING:
     from tokenmill import LLM
-    from tokenmill.distill.train import Told
+    from tokenmill.distill.train import TrainProgress
 
 Kind = Literal["draft", "medusa", "eagle3"]
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "tiktoken.model")
@@ -199,7 +199,7 @@ def _copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def show_progress(told: Told) -> None:
+def show_progress(told: TrainProgress) -> None:
     """Print a line at each checkpoint, and now and then between."""
     if told.right is None and told.step % 20:
         return

@@ -20,7 +20,7 @@ _OFF = ("-1", "0", "")
 _CHOICES = ("on", "off", "auto", "0", "1", "true", "false")
 
 
-class Refused(UserError):
+class RefusedFlag(UserError):
     """A flag that cannot be used. flag: the name, if no program is known that has it."""
 
     def __init__(self, message: str, flag: str | None = None) -> None:
@@ -224,7 +224,7 @@ VERBS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TypedFlag:
     """One flag as it was typed, our name for it, and the value that it has for us. words: with the typed value."""
 
     typed: str
@@ -233,7 +233,7 @@ class Said:
     words: str
 
 
-def as_ours(args: list[str], known: Mapping[str, bool], verb: str, said: list[Said] | None = None) -> list[str]:
+def as_ours(args: list[str], known: Mapping[str, bool], verb: str, said: list[TypedFlag] | None = None) -> list[str]:
     """The command line with other programs' flags replaced or left out. known: the verb's flags, and whether a value
     follows each. said receives every flag that was found. Raises Refused for a flag that cannot be used."""
     said = [] if said is None else said
@@ -252,7 +252,7 @@ def as_ours(args: list[str], known: Mapping[str, bool], verb: str, said: list[Sa
         elif name in known:
             taken = int(known[name] and not equals)
             text = value if equals else " ".join(rest[:taken])
-            said.append(Said(typed_name, name, text, f"{typed_name} {text}".rstrip()))
+            said.append(TypedFlag(typed_name, name, text, f"{typed_name} {text}".rstrip()))
             found += [f"{name}{equals}{value}", *rest[:taken]]
             at += taken
         elif (other := _lookup(name, verb)) is not None:
@@ -261,11 +261,11 @@ def as_ours(args: list[str], known: Mapping[str, bool], verb: str, said: list[Sa
             if other.note and not words and not (given and given[0] in _OFF):
                 say(f"note: {typed_name} has no effect: {other.note}.")
             text = " ".join([typed_name, *given])
-            said += [Said(typed_name, ours, " ".join(words[1:]), text) for ours in words[:1]]
+            said += [TypedFlag(typed_name, ours, " ".join(words[1:]), text) for ours in words[:1]]
             found += words
             at += 0 if equals else len(given)
         elif word[:2] in known and not word.startswith("--"):
-            said.append(Said(name[:2], name[:2], word[2:], word))
+            said.append(TypedFlag(name[:2], name[:2], word[2:], word))
             found.append(word)  # -pTEXT
         else:
             raise _elsewhere(name, name, [value] if equals else rest[:1], known)
@@ -319,26 +319,26 @@ def _ours(name: str, other: Foreign, given: list[str], known: Mapping[str, bool]
     if given and (given[0] in other.values or str(parsed(given[0])) in other.values):
         words = other.values.get(given[0], "").split()
     elif other.into is None:
-        raise Refused(f"{typed_words} cannot be used: {other.why}.")
+        raise RefusedFlag(f"{typed_words} cannot be used: {other.why}.")
     else:
         if other.takes == 1 and not given and other.into:
-            raise Refused(f"{name} needs a value; here it is called {other.into}.")
+            raise RefusedFlag(f"{name} needs a value; here it is called {other.into}.")
         if other.counts and given and not isinstance(parsed(given[0]), int):
             others = " or ".join(word for word in other.values if not word.isdigit())
-            raise Refused(f"{typed_words} cannot be used: it takes a whole number, or {others}.")
+            raise RefusedFlag(f"{typed_words} cannot be used: it takes a whole number, or {others}.")
         words = [*other.into.split(), *(given if other.into else [])]
     if words and words[0] not in known:
         raise _elsewhere(name, words[0], given, known)
     return words
 
 
-def _elsewhere(name: str, ours: str, given: list[str], known: Mapping[str, bool]) -> Refused:
+def _elsewhere(name: str, ours: str, given: list[str], known: Mapping[str, bool]) -> RefusedFlag:
     """A flag that other verbs have."""
     if ours in DEFAULTS and "--override-generation-config" in known:
         value = given[0] if given else "..."
         entry = f'{{"{DEFAULTS[ours]}": {value}}}'
-        return Refused(
+        return RefusedFlag(
             f"Requests say what {name} says here; a default is given as --override-generation-config '{entry}'."
         )
     renamed = "There is no flag {0} here." if name == ours else "There is no flag {0} here; elsewhere it is {1}."
-    return Refused(renamed.format(name, ours), ours)
+    return RefusedFlag(renamed.format(name, ours), ours)

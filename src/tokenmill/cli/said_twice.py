@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from tokenmill.cli.foreign import Refused, Said
+from tokenmill.cli.foreign import RefusedFlag, TypedFlag
 from tokenmill.core.errors import MOST_SHOWN
 from tokenmill.core.text_values import read_count
 
 SECRET = ("--hf-token", "--api-key")
 
 
-def refuse_two_values(said: Iterable[Said], params: Iterable[Any]) -> None:
+def refuse_two_values(said: Iterable[TypedFlag], params: Iterable[Any]) -> None:
     """Raise Refused if two different names of one setting have different values. params: those of the verb."""
     settings = {
         name: param
@@ -25,7 +25,7 @@ def refuse_two_values(said: Iterable[Said], params: Iterable[Any]) -> None:
         if param.param_type_name == "option" and not param.multiple
         for name in (*param.opts, *param.secondary_opts)
     }
-    before: dict[str, Said] = {}
+    before: dict[str, TypedFlag] = {}
     for each in said:
         param = settings.get(each.ours)
         if param is None:
@@ -34,7 +34,7 @@ def refuse_two_values(said: Iterable[Said], params: Iterable[Any]) -> None:
             each = replace(each, value="no" if each.ours in param.secondary_opts else "yes")
         first = before.setdefault(param.name, each)
         if _name(first.typed) != _name(each.typed) and not _same(first.value, each.value):
-            raise Refused(
+            raise RefusedFlag(
                 f"{_shown(first)} and {_shown(each)} are two values of one setting ({param.opts[0]}): give one."
             )
         before[param.name] = each
@@ -50,5 +50,5 @@ def _same(one: str, other: str) -> bool:
     return one == other or (count is not None and count == read_count(other))
 
 
-def _shown(said: Said) -> str:
+def _shown(said: TypedFlag) -> str:
     return said.typed if said.ours in SECRET else said.words[:MOST_SHOWN]

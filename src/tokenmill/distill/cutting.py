@@ -23,7 +23,7 @@ TURNED = ("self_attn.q_norm", "self_attn.k_norm")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CutShape:
     """Of a decoder whose layers are alike. heads: for queries, for keys, numbers in each; turned: norms of queries and
     keys; family: its model_type."""
 
@@ -37,7 +37,7 @@ class Shape:
     tied: bool = True
 
 
-def shape_of(raw: dict[str, Any]) -> Shape | None:
+def shape_of(raw: dict[str, Any]) -> CutShape | None:
     """Of a teacher's layers; None: they are not of the plain kind."""
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     plain = raw.get("model_type") in FAMILIES and rope.get("rope_type", rope.get("type", "default")) == "default"
@@ -47,7 +47,7 @@ def shape_of(raw: dict[str, Any]) -> Shape | None:
         return None
     try:
         count, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
-        return Shape(
+        return CutShape(
             family=raw["model_type"],
             hidden=hidden,
             inner=int(raw["intermediate_size"]),
@@ -68,7 +68,7 @@ def picked(count: int, layers: int) -> list[int]:
     return [round(n * (count - 1) / max(1, layers - 1)) for n in range(layers)] if layers > 1 else [count - 1]
 
 
-def layer_tensors(checkpoint: Checkpoint, n: int, shape: Shape) -> dict[str, Tensor] | None:
+def layer_tensors(checkpoint: Checkpoint, n: int, shape: CutShape) -> dict[str, Tensor] | None:
     """A layer's tensors in float32 by the last part of their names; None: they are not stored as plain numbers."""
     names = [*NAMES, *(TURNED if shape.turned else ())]
     if not all(checkpoint.has(f"model.layers.{n}.{name}.weight") for name in names):

@@ -21,7 +21,7 @@ from tokenmill.distill.cutting import FAMILIES, last_norm, layer_tensors, shape_
 from tokenmill.distill.students import DraftStudent
 from tokenmill.distill.teacher import Teacher
 from tokenmill.distill.texts import Lines, cut, encode_all
-from tokenmill.distill.train import Course, Told, train
+from tokenmill.distill.train import Course, TrainProgress, train
 from tokenmill.engine.model_source import ModelSource
 
 
@@ -66,7 +66,12 @@ def lines_of(source: ModelSource, texts: list[str], length: int) -> tuple[Lines,
 
 
 def repair(
-    original: Path, folder: Path, lines: tuple[Lines, Lines], course: Course, device: str, tell: Callable[[Told], None]
+    original: Path,
+    folder: Path,
+    lines: tuple[Lines, Lines],
+    course: Course,
+    device: str,
+    tell: Callable[[TrainProgress], None],
 ) -> list[float]:
     """Teach the copy in `folder` -> the share of held-out tokens where it says what the original says. Its files change
     when the learning has ended, all at once."""

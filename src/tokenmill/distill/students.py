@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenmill.distill.cutting import Shape, shape_of
+from tokenmill.distill.cutting import CutShape, shape_of
 from tokenmill.distill.teacher import States, Teacher
 
 WORDS_ASIDE = 0.3
@@ -48,7 +48,7 @@ class Student(Protocol):
         ...
 
 
-class Norm(nn.Module):
+class StudentNorm(nn.Module):
     """Root mean square."""
 
     def __init__(self, size: int, eps: float = EPS) -> None:
@@ -60,10 +60,10 @@ class Norm(nn.Module):
         return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
 
 
-class Layer(nn.Module):
+class StudentLayer(nn.Module):
     """A Llama layer, or Qwen3's (`turned`); `wide`: how many inputs its attention reads side by side."""
 
-    def __init__(self, shape: Shape, wide: int = 1) -> None:
+    def __init__(self, shape: CutShape, wide: int = 1) -> None:
         super().__init__()
         self.heads, self.theta, hidden, inner = shape.heads, shape.theta, shape.hidden, shape.inner
         count, kv, dim = shape.heads
@@ -74,9 +74,9 @@ class Layer(nn.Module):
         self.gate_proj = nn.Linear(hidden, inner, bias=False)
         self.up_proj = nn.Linear(hidden, inner, bias=False)
         self.down_proj = nn.Linear(inner, hidden, bias=False)
-        self.post_attention_layernorm = Norm(hidden, shape.eps)
-        self.q_norm = Norm(dim, shape.eps) if shape.turned else nn.Identity()
-        self.k_norm = Norm(dim, shape.eps) if shape.turned else nn.Identity()
+        self.post_attention_layernorm = StudentNorm(hidden, shape.eps)
+        self.q_norm = StudentNorm(dim, shape.eps) if shape.turned else nn.Identity()
+        self.k_norm = StudentNorm(dim, shape.eps) if shape.turned else nn.Identity()
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
@@ -137,9 +137,9 @@ class DraftStudent:
         nn.init.normal_(net.embed.weight, std=0.02)
         if embedding.shape[1] == shape.hidden:
             net.embed.weight.data.copy_(embedding)
-        net.layers = nn.ModuleList(Layer(shape) for _ in range(count))
-        net.firsts = nn.ModuleList(Norm(shape.hidden, shape.eps) for _ in range(count))
-        net.norm = Norm(shape.hidden, shape.eps)
+        net.layers = nn.ModuleList(StudentLayer(shape) for _ in range(count))
+        net.firsts = nn.ModuleList(StudentNorm(shape.hidden, shape.eps) for _ in range(count))
+        net.norm = StudentNorm(shape.hidden, shape.eps)
         for layer, first, tensors in zip(net.layers, net.firsts, cut[0] if cut else (), strict=False):
             first.weight.data.copy_(tensors.pop("input_layernorm.weight"))
             layer.load_state_dict(tensors)
@@ -233,8 +233,12 @@ class Eagle3Student:
         self.embedding, self.taps = teacher.embedding, teacher.taps
         net = nn.Module()
         net.fc = nn.Linear(3 * self.hidden, self.hidden, bias=False)
-        net.layer = Layer(self.shape, wide=2)
-        net.words_norm, net.states_norm, net.norm = Norm(self.hidden), Norm(self.hidden), Norm(self.hidden)
+        net.layer = StudentLayer(self.shape, wide=2)
+        net.words_norm, net.states_norm, net.norm = (
+            StudentNorm(self.hidden),
+            StudentNorm(self.hidden),
+            StudentNorm(self.hidden),
+        )
         net.head = nn.Linear(self.hidden, self.vocab, bias=False)
         net.head.weight.data.copy_(teacher.head)
         nn.init.normal_(net.fc.weight, std=1 / math.sqrt(3 * self.hidden))
@@ -302,9 +306,9 @@ def _agree(said: Tensor, wanted: Tensor, judged: Tensor) -> Tensor:
     return ((said.argmax(-1) == wanted) & judged).sum() / judged.sum().clamp(min=1)
 
 
-def _fresh(hidden: int, times: float = 8 / 3) -> Shape:
+def _fresh(hidden: int, times: float = 8 / 3) -> CutShape:
     """Of a Llama this wide, `times` as wide inside."""
-    return Shape("llama", hidden, _rounded(hidden * times), _heads(hidden), 10000.0, EPS)
+    return CutShape("llama", hidden, _rounded(hidden * times), _heads(hidden), 10000.0, EPS)
 
 
 def _rounded(size: float) -> int:

@@ -18,7 +18,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.step import RowSampling, RowStart, StepPlan, TableEdit
 from tokenmill.device.memory import pick_device
-from tokenmill.distill.cutting import Shape, last_norm, layer_tensors, picked
+from tokenmill.distill.cutting import CutShape, last_norm, layer_tensors, picked
 from tokenmill.engine.loading import compute_dtype, find_model, read_config
 from tokenmill.engine.memory import kv_format
 from tokenmill.engine.model_source import ModelSource
@@ -117,7 +117,7 @@ class Teacher:
             raise ParameterError("A head with a projection before it cannot be shared by drafters.", param="model")
         return self.model.head.weight.dense().float()
 
-    def layers(self, shape: Shape, count: int) -> tuple[list[dict[str, Tensor]], Tensor] | None:
+    def layers(self, shape: CutShape, count: int) -> tuple[list[dict[str, Tensor]], Tensor] | None:
         """The tensors of so many of its layers, and its last norm; None: they cannot be cut out."""
         config = self.config
         checkpoint = self.source.checkpoint(config.model.load_format, seed=config.model.seed, device="cpu")

@@ -42,7 +42,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TrainProgress:
     """Where the learning stands: step, loss, on held-out lines the share of right guesses by place (if judged), and the
     seconds that are left."""
 
@@ -55,7 +55,7 @@ class Told:
 
 def train(
     teacher: Teacher, student: Student, lines: tuple[Lines, Lines], course: Course, folder: Path,
-    tell: Callable[[Told], None], *, resume: bool = False,
+    tell: Callable[[TrainProgress], None], *, resume: bool = False,
 ) -> list[float]:  # fmt: skip
     """Learn from lines[0], be judged by lines[1]; the drafter is written to `folder` at each checkpoint."""
     torch.manual_seed(course.seed)
@@ -85,7 +85,7 @@ def train(
         left = seconds / (step - start) * (course.steps - step)
         if course.seconds:
             left = max(0.0, min(left, course.seconds - seconds))
-        tell(Told(step, course.steps, loss, right if due else None, left))
+        tell(TrainProgress(step, course.steps, loss, right if due else None, left))
         if out_of_time:
             break
     return right

@@ -26,7 +26,7 @@ ASK_S = 0.02
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class RegisteredAdapter:
     """A registered adapter."""
 
     number: int
@@ -42,11 +42,11 @@ class AdapterDesk:
 
     def __init__(self, executor: Executor, scheduler: Scheduler, options: AdapterOptions) -> None:
         self.executor, self.scheduler, self.enabled = executor, scheduler, options.enable_lora
-        self.names: dict[str, Entry] = {}
-        self.numbers: dict[int, Entry] = {}
+        self.names: dict[str, RegisteredAdapter] = {}
+        self.numbers: dict[int, RegisteredAdapter] = {}
         self.next_number = 1
         self.asked = 0.0
-        self.leaving: list[Entry] = []
+        self.leaving: list[RegisteredAdapter] = []
         """Adapters that have lost their name and are still used by open requests."""
         self.failed: dict[int, str] = {}
         """By number, why an adapter could not be read the last time. Several requests may ask for it."""
@@ -81,7 +81,7 @@ class AdapterDesk:
         self.let_go()
         number = self.next_number if number is None else number
         self.next_number = max(self.next_number, number + 1)
-        self.names[name] = self.numbers[number] = Entry(number, name, path)
+        self.names[name] = self.numbers[number] = RegisteredAdapter(number, name, path)
         return number
 
     def serve(self, name: str, path: str, number: int) -> None:

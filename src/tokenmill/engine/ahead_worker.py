@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.engine.compile_ahead import Nothing, Order, Told, hash_triton
+from tokenmill.engine.compile_ahead import CompileReport, Nothing, Order, hash_triton
 from tokenmill.process.pipe import Pipe
 from tokenmill.process.start import own_end
 
@@ -143,7 +143,7 @@ def compile_utilities() -> None:
 
 def compile_order(
     order: Order, work: Callable[[Any], int] = compile_kernel, tell: Callable[[], object] = lambda: None
-) -> Told:
+) -> CompileReport:
     """Find out what the load launches, and have it compiled. tell: is called once its first steps are."""
     from triton.compiler.compiler import make_backend
     from triton.runtime import driver
@@ -168,7 +168,7 @@ def compile_order(
     farm.finish()
     compiled, cached, failed = (farm.ended.count(code) for code in (COMPILED, CACHED, FAILED))
     took_s = time.monotonic() - began
-    return Told(len(farm.ended), compiled, cached, failed, took_s, failure, places)
+    return CompileReport(len(farm.ended), compiled, cached, failed, took_s, failure, places)
 
 
 def place_of(kernel: Any) -> str:

@@ -46,7 +46,7 @@ class Order(msgspec.Struct):
     processes: int
 
 
-class Told(msgspec.Struct):
+class CompileReport(msgspec.Struct):
     """From it: kernels that the load launches, how many were compiled, there already, failed; how long that took; why
     not all of them are known."""
 
@@ -130,13 +130,13 @@ class Process:
             return
         try:
             self._listen(3)
-            told = msgspec.msgpack.decode(self.heard[2], type=Told) if len(self.heard) > 2 else None
+            told = msgspec.msgpack.decode(self.heard[2], type=CompileReport) if len(self.heard) > 2 else None
         except msgspec.MsgspecError:
             self.ended, told = True, None
         finally:
             self.end()
         if self.ended:
-            told = Told(failure="its process ended")
+            told = CompileReport(failure="its process ended")
         reasons.append(said(told, self.processes, self.waited_s))
         if told is not None and told.kernels and not told.failure and not told.failed:
             keep(self.note, told.places)
@@ -172,7 +172,7 @@ def _serve(pipe: Pipe) -> None:
     importlib.import_module(_WORKER).serve(pipe)
 
 
-def said(told: Told | None, processes: int, waited_s: float) -> str:
+def said(told: CompileReport | None, processes: int, waited_s: float) -> str:
     """The outcome, in one line."""
     if told is None:
         return f"kernels were not compiled ahead within {waited_s:.0f} s; the rest are compiled as they are needed"

@@ -34,7 +34,7 @@ NOT_BUILT: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EntryRule:
     """What to do with an entry. same: values that ask for what is done anyway (null always does)."""
 
     why: str
@@ -45,15 +45,15 @@ class Entry:
         return value is not None and not any(type(value) is type(each) and value == each for each in self.same)
 
 
-def _entries(why: str, *names: str, same: tuple[Any, ...] = ()) -> dict[str, Entry]:
-    return dict.fromkeys(names, Entry(why, same))
+def _entries(why: str, *names: str, same: tuple[Any, ...] = ()) -> dict[str, EntryRule]:
+    return dict.fromkeys(names, EntryRule(why, same))
 
 
 _EXACT = "guesses are verified exactly: what stands is what would have been said without them"
 _MEASURED = (
     'how many guesses pay is measured; "disable_by_batch_size" says with more than how many requests there are none'
 )
-ENTRIES: Mapping[str, Entry] = {
+ENTRIES: Mapping[str, EntryRule] = {
     **_entries("every rank holds the whole drafter", "draft_tensor_parallel_size", same=(1,)),
     **_entries('say "draft_tensor_parallel_size", which may be 1', "tensor_parallel_size"),
     **_entries("a drafter reads as far as the model: --max-model-len", "max_model_len"),

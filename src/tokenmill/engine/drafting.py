@@ -17,7 +17,7 @@ from tokenmill.speculate.control import Control, TreeControl
 from tokenmill.speculate.ngram import NgramDrafter
 from tokenmill.speculate.none import NoDrafter
 from tokenmill.speculate.patience import Careful, HostControl
-from tokenmill.speculate.shapes import MOST_NODES, Shape, Windows, read_shape
+from tokenmill.speculate.shapes import MOST_NODES, TreeShape, Windows, read_shape
 from tokenmill.speculate.suffix import SuffixDrafter
 
 MAX_DRAFTS = 16
@@ -52,7 +52,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     revision: str | None = None
     eager: bool | None = None
     """True: the drafter's work is not recorded; None: as for the model."""
-    tree: Shape | None = None
+    tree: TreeShape | None = None
     """The shape of draft trees; None: drafts are chains."""
     windows: Windows | None = None
     """Given if the tree is that of Jacobi windows."""
@@ -79,7 +79,7 @@ def read_speculation(options: SpeculateOptions) -> Speculation | None:
     tree = _tree(spec, method) if "speculative_token_tree" in spec else None
     windows = _windows(spec)
     longest, shortest = _lengths(spec)
-    tree = tree if windows is None else Shape(windows.nodes)
+    tree = tree if windows is None else TreeShape(windows.nodes)
     return Speculation(
         method=method,
         most=_count(spec, "num_speculative_tokens", 4, 1, MAX_DRAFTS) if tree is None else tree.nodes,
@@ -178,7 +178,7 @@ def _count(spec: dict[str, Any], name: str, default: int, low: int, high: int) -
     return value
 
 
-def _tree(spec: dict[str, Any], method: str) -> Shape:
+def _tree(spec: dict[str, Any], method: str) -> TreeShape:
     if method != "medusa" and spec["speculative_token_tree"] != "best":
         raise _refuse(f'speculative_token_tree: {method!r} makes the likeliest nodes: "best", and no list of paths')
     nodes = _count(spec, "num_speculative_tokens", 1, 1, MOST_NODES) if "num_speculative_tokens" in spec else None

@@ -41,11 +41,11 @@ from tokenmill.engine.placing import movers_of
 from tokenmill.engine.sleeping import make_bed, sleeper_of
 from tokenmill.kernels import ReferenceKernels, has_kernels, make_kernels
 from tokenmill.kvcache.pool import CacheLayout, KVPool
-from tokenmill.kvcache.stages import Said, lay_out_stage
+from tokenmill.kvcache.stages import StageReport, lay_out_stage
 from tokenmill.kvcache.states import StatePool
 from tokenmill.layers.build import check_leftovers
 from tokenmill.lora.sites import Sites
-from tokenmill.lora.store import Store
+from tokenmill.lora.store import LoraStore
 from tokenmill.models.family_of import NOTE
 from tokenmill.models.overriding import overridden
 from tokenmill.models.registry import build_elsewhere, build_model, check_keys, check_length, is_elsewhere, read
@@ -228,8 +228,8 @@ def load_runner(
     )
     bed.take(model, drafts.drafter, kernels)
     specs = model.spec.kv_specs + drafts.kv_specs
-    said = msgspec.to_builtins(Said(specs, bool(model.spec.extras.get("stand_in")) and not drafts.kv_specs))
-    every = [msgspec.convert(each, Said) for each in mesh.by_stage(said)]
+    said = msgspec.to_builtins(StageReport(specs, bool(model.spec.extras.get("stand_in")) and not drafts.kv_specs))
+    every = [msgspec.convert(each, StageReport) for each in mesh.by_stage(said)]
     pages = lay_out_stage(every, mesh.place.stage, config.cache.block_size, kv_format(config.cache, dtype))
     layout = pages.cache
     wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
@@ -253,7 +253,7 @@ def load_runner(
     stateful = mesh.agree([0 if model.spec.states else 1]) == [0]
     max_len = fitting_length(config, pages.groups, blocks, lengths, reasons)
     pool = KVPool(layout, pages.here(blocks), device, states, bed.zeros, behind)
-    adapters = None if sites is None else Store(sites, kernels, config.adapters.max_cpu_loras)
+    adapters = None if sites is None else LoraStore(sites, kernels, config.adapters.max_cpu_loras)
     runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafts.drafter, adapters=adapters)
     runner.link, runner.translate, runner.experts = mesh.link(inbox), pages.translate, movers_of(runner, mesh.group)
     runner.on_all = lambda so: bool(mesh.group.agree([so])[0])

@@ -34,7 +34,7 @@ class Movers:
 
     def __init__(self, mixtures: list[Chosen], group: Group, spare_row: int) -> None:
         self.group = group
-        self.layers = [Layer(chosen) for chosen in mixtures]
+        self.layers = [PlacedMixture(chosen) for chosen in mixtures]
         for layer in self.layers:
             layer.placed.spare = spare_row
         said = [zlib.crc32(repr(layer.form).encode()) for layer in self.layers]
@@ -59,7 +59,7 @@ class Movers:
         return {}
 
 
-class Layer:
+class PlacedMixture:
     """One mixture: the tensors of its slots."""
 
     def __init__(self, chosen: Chosen) -> None:

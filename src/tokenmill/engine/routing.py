@@ -37,7 +37,7 @@ MOST_AHEAD = 4096
 """The most prompt tokens by which an engine counts as ahead of others in work given; more is forgotten."""
 
 
-class Memory:
+class OwnedMemory:
     """At most `most` values by owner and key. The owner with the most values loses those that it used least
     recently."""
 
@@ -77,7 +77,7 @@ class Memory:
 
 
 @dataclass(slots=True)
-class Work:
+class OpenWork:
     """One open request at an engine. left: prompt tokens still to compute. length: tokens of its prompt and output.
     brings: the marks of blocks that its prompt will leave in the cache."""
 
@@ -91,7 +91,7 @@ class Load:
     """One engine's load. held: marks of the blocks that it reports in its cache. coming: marks of blocks that open
     requests will bring, with the number of these requests. given: work that it was given so far, in prompt tokens."""
 
-    open: dict[str, Work] = field(default_factory=dict)
+    open: dict[str, OpenWork] = field(default_factory=dict)
     pending: int = 0
     blocks: int = 0
     held: set[bytes] = field(default_factory=set)
@@ -112,7 +112,7 @@ class Load:
                 return count
         return 0
 
-    def waits_for(self, work: Work, left: int) -> None:
+    def waits_for(self, work: OpenWork, left: int) -> None:
         """So many tokens of the request's prompt are still to compute; what is computed stays so."""
         before = work.left
         work.left = min(before, left)
@@ -120,7 +120,7 @@ class Load:
         if not work.left:
             self.arrived(work)
 
-    def arrived(self, work: Work) -> None:
+    def arrived(self, work: OpenWork) -> None:
         """The request's prompt is computed, or never will be; the engine itself reports the blocks that it left."""
         for mark in work.brings:
             self.coming[mark] -= 1
@@ -130,7 +130,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RouterRequest:
     """What the choice of an engine depends on. keys: the prompt's keys in the prefix cache."""
 
     name: str
@@ -140,10 +140,10 @@ class Asked:
     owner: str = ""
 
 
-def asked_of(request: Request, session: str | None = None, owner: str = "") -> Asked:
+def asked_of(request: Request, session: str | None = None, owner: str = "") -> RouterRequest:
     """What the choice for this request depends on."""
     keys = request.prompt_keys or request.prompt_ids
-    return Asked(request.id, keys, salt_of(request.adapter, request.salt), session, owner)
+    return RouterRequest(request.id, keys, salt_of(request.adapter, request.salt), session, owner)
 
 
 class Router:
@@ -154,10 +154,10 @@ class Router:
         """block_size: block size of the engines' prefix caches; 0: there are none."""
         self.block_size = block_size
         self.loads: dict[int, Load] = {}
-        self.sessions = Memory()
+        self.sessions = OwnedMemory()
         self._mark = lru_cache(MAX_REMEMBERED)(mark_of)
 
-    def pick_engine(self, engines: Iterable[int], asked: Asked, *, only: int | None = None) -> int:
+    def pick_engine(self, engines: Iterable[int], asked: RouterRequest, *, only: int | None = None) -> int:
         """Choose the engine for a request, which then counts as sent there. only: the engine, if it is fixed
         already."""
         able = [only] if only is not None else list(engines)
@@ -176,7 +176,7 @@ class Router:
         if at in cost and cost[at] <= cost[best] + STAY:
             best = at
         load = loads[best]
-        load.open[asked.name] = Work(left[best], len(asked.keys), marks)
+        load.open[asked.name] = OpenWork(left[best], len(asked.keys), marks)
         load.coming.update(marks)
         load.pending += left[best]
         load.blocks += self._blocks(len(asked.keys))
@@ -213,7 +213,7 @@ class Router:
                 load.waits_for(work, 0)
             self._grow(load, work, tokens)
 
-    def _grow(self, load: Load, work: Work, tokens: int) -> None:
+    def _grow(self, load: Load, work: OpenWork, tokens: int) -> None:
         before, work.length = work.length, work.length + tokens
         load.blocks += self._blocks(work.length) - self._blocks(before)
 
@@ -233,7 +233,7 @@ class Router:
     def _blocks(self, length: int) -> int:
         return -(-length // self.block_size) if self.block_size else 0
 
-    def _open(self, engine: int, name: str) -> tuple[Load, Work | None]:
+    def _open(self, engine: int, name: str) -> tuple[Load, OpenWork | None]:
         """A request's engine and work; None if it has ended or died with its engine."""
         load = self.loads.get(engine) or Load()
         return load, load.open.get(name)

@@ -60,7 +60,7 @@ def prompt_marks(
     return found
 
 
-class Told(Protocol):
+class ToldNode(Protocol):
     """What listeners use of a node of the prefix cache. mark: empty if not computed yet. told: it was reported as
     published."""
 
@@ -69,7 +69,7 @@ class Told(Protocol):
     told: bool
 
     @property
-    def parent(self) -> Told | None:
+    def parent(self) -> ToldNode | None:
         """The block before this one; None for a root, whose key is its salt."""
         ...
 
@@ -82,11 +82,11 @@ class Told(Protocol):
 class Listener(Protocol):
     """Is called when a cache's blocks come and go."""
 
-    def published(self, nodes: Iterable[Told]) -> None:
+    def published(self, nodes: Iterable[ToldNode]) -> None:
         """The contents of these blocks have been written."""
         ...
 
-    def gone(self, node: Told) -> None:
+    def gone(self, node: ToldNode) -> None:
         """No hit can end behind this block any more."""
         ...
 
@@ -98,10 +98,10 @@ class Listener(Protocol):
 class NoListener:
     """The listener of an engine that no router chooses."""
 
-    def published(self, nodes: Iterable[Told]) -> None:
+    def published(self, nodes: Iterable[ToldNode]) -> None:
         """Nothing is kept."""
 
-    def gone(self, node: Told) -> None:
+    def gone(self, node: ToldNode) -> None:
         """Nothing is kept."""
 
     def take(self) -> tuple[bytes, bytes]:
@@ -115,14 +115,14 @@ class CacheEvents:
     def __init__(self) -> None:
         self.changes: dict[bytes, bool] = {}
 
-    def published(self, nodes: Iterable[Told]) -> None:
+    def published(self, nodes: Iterable[ToldNode]) -> None:
         """Nodes that have left the tree are skipped: their step failed, or they were evicted before its commit."""
         for node in nodes:
             if node.alive and not node.told:
                 node.told = True
                 self.changes[_mark_of(node)] = True
 
-    def gone(self, node: Told) -> None:
+    def gone(self, node: ToldNode) -> None:
         """Nodes that were never reported are skipped."""
         if node.told:
             node.told = False
@@ -139,10 +139,10 @@ class CacheEvents:
         )
 
 
-def _mark_of(node: Told) -> bytes:
+def _mark_of(node: ToldNode) -> bytes:
     """A node's mark; computed once, from the nearest ancestor that has one."""
-    todo: list[Told] = []
-    at: Told | None = node
+    todo: list[ToldNode] = []
+    at: ToldNode | None = node
     while at is not None and not at.mark:
         todo.append(at)
         at = at.parent

@@ -18,7 +18,7 @@ from tokenmill.kvcache.allocation import GroupLayout
 from tokenmill.kvcache.pool import CacheLayout, make_layout
 
 
-class Said(msgspec.Struct, frozen=True):
+class StageReport(msgspec.Struct, frozen=True):
     """What a stage reports about its attention layers. stands_in: it has none, and keeps pages that nothing reads."""
 
     specs: tuple[KVSpec, ...]
@@ -56,7 +56,7 @@ class StageLayout:
             copy.group = self.own[copy.group]
 
 
-def lay_out_stage(every: Sequence[Said], stage: int, block_size: int, kv_format: KVFormat) -> StageLayout:
+def lay_out_stage(every: Sequence[StageReport], stage: int, block_size: int, kv_format: KVFormat) -> StageLayout:
     """The page layout of one stage. every: what each stage reports."""
     real = [said.specs for said in every if not said.stands_in] or [said.specs for said in every]
     specs = tuple(dict.fromkeys(spec for layers in real for spec in layers))

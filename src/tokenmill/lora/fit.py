@@ -17,7 +17,7 @@ from tokenmill.compute.adapters import AdapterSite
 from tokenmill.compute.forward import Weight
 from tokenmill.core.errors import ModelError
 from tokenmill.lora.peft import Adapter, LowRank, all_finite
-from tokenmill.lora.sites import Place, Sites
+from tokenmill.lora.sites import SitePart, Sites
 from tokenmill.lora.weight import Source
 from tokenmill.quant.dense import DenseWeight
 
@@ -106,7 +106,7 @@ class Fitter:
             raise self._refuse(module, f"cannot be changed here: {site.why_not}")
         return self.fills.setdefault(id(site), Fill(site))
 
-    def _places(self, module: str) -> list[Place]:
+    def _places(self, module: str) -> list[SitePart]:
         """The products that contain a part of the module; []: it is noted as unknown."""
         places = self.sites.find(module)
         if not places:
@@ -117,7 +117,7 @@ class Fitter:
             self.unknown[module] = str(error)
         return places
 
-    def _low(self, module: str, place: Place, low: LowRank) -> None:
+    def _low(self, module: str, place: SitePart, low: LowRank) -> None:
         source = place.source
         if place.weight is None:
             raise self._refuse(module, "is a table of embeddings, and the file has lora_A and lora_B for it")
@@ -181,7 +181,7 @@ class Fitter:
                 f"has rank {rank}, and this engine takes adapters up to {self.sites.most_rank} (--max-lora-rank)",
             )
 
-    def _check_apart(self, module: str, place: Place) -> None:
+    def _check_apart(self, module: str, place: SitePart) -> None:
         if place.site.stack is not None:
             why = "is an expert's: on this device a mixture is one operation, in which adapters have low rank only"
             raise self._refuse(module, f"{why} (no DoRA, biases or modules_to_save)")
@@ -202,7 +202,7 @@ class Fitter:
             elif bias is not None:
                 self._shift(module, place, bias)
 
-    def _shift(self, module: str, place: Place, bias: Tensor) -> None:
+    def _shift(self, module: str, place: SitePart, bias: Tensor) -> None:
         source, start = place.source, place.site.borders[place.part]
         if place.weight is None or bias.shape != (source.shape[0],):
             raise self._refuse(module, f"has no bias of shape {list(bias.shape)}")
@@ -212,7 +212,7 @@ class Fitter:
         if source.first:
             self._fill(place.site, module).shifts.append((start, own))
 
-    def _replace(self, module: str, place: Place, weight: Tensor, bias: Tensor | None) -> None:
+    def _replace(self, module: str, place: SitePart, weight: Tensor, bias: Tensor | None) -> None:
         source = place.source
         if tuple(weight.shape) != source.shape or (bias is not None and bias.shape != (source.shape[0],)):
             raise self._refuse(module, f"is {list(source.shape)} in this model, and {list(weight.shape)} in the file")
@@ -240,7 +240,7 @@ class Fitter:
         return ModelError(f"{self.adapter.where}: {module[:160]} {why}.")
 
 
-def _norms(place: Place, down: Tensor, up: Tensor) -> Tensor:
+def _norms(place: SitePart, down: Tensor, up: Tensor) -> Tensor:
     """The length of every row of the product's part with its adapter [n]."""
     weight, start = place.weight, place.site.borders[place.part]
     assert weight is not None
@@ -258,7 +258,7 @@ def _stem(module: str) -> str:
     return re.sub(r"(\.base_layer)+$", "", module)
 
 
-def stacked(sites: Sites, adapter: Adapter, module: str, low: LowRank) -> Iterator[tuple[str, Place, LowRank]]:
+def stacked(sites: Sites, adapter: Adapter, module: str, low: LowRank) -> Iterator[tuple[str, SitePart, LowRank]]:
     """Experts that were trained as one parameter [experts, ...]: each one's share, under its own name.
 
     Of `up` [out, r * experts] expert e has every experts-th column; of `down` [r * experts, in] its own r rows."""

@@ -24,7 +24,7 @@ _CHOOSING = frozenset({"gate", "router", "shared_expert_gate", "wg"})
 
 
 @dataclass(frozen=True)
-class Place:
+class SitePart:
     """One part of a site: the product, its number in it, and the stored matrix."""
 
     site: AdapterSite
@@ -72,8 +72,8 @@ class Sites:
         partial: other ranks have layers or experts that are not here."""
         self.partial = partial
         self.slots, self.most_rank, self.dtype, self.device, self.heads = slots, most_rank, dtype, device, heads
-        self.places: dict[str, list[Place]] = {}
-        self.embeddings: dict[str, Place] = {}
+        self.places: dict[str, list[SitePart]] = {}
+        self.embeddings: dict[str, SitePart] = {}
         self.sites: list[AdapterSite] = []
         self.added: dict[str, Tensor] = {}
         """Biases that the model itself adds to a product, by the stored matrix."""
@@ -103,7 +103,7 @@ class Sites:
         """A table of embeddings [vocabulary, width]: `down` is read by token id."""
         site = AdapterSite(shape[1], shape[0], (0, shape[1]))
         self.sites.append(site)
-        self.embeddings[path] = Place(site, 0, Source(path, shape), None)
+        self.embeddings[path] = SitePart(site, 0, Source(path, shape), None)
         return site
 
     def adds(self, path: str, bias: Tensor) -> None:
@@ -118,7 +118,7 @@ class Sites:
         site = AdapterSite(weight.shape[0], weight.shape[1], tuple(borders))
         self.sites.append(site)
         for part, source in enumerate(weight.sources):
-            self.places.setdefault(source.path, []).append(Place(site, part, source, weight, bias))
+            self.places.setdefault(source.path, []).append(SitePart(site, part, source, weight, bias))
         return site
 
     def stack(self, weights: Sequence[Any]) -> SiteStack:
@@ -176,7 +176,7 @@ class Sites:
         every = [t for site in self.sites for t in (site.down, site.up, site.gains, site.shifts) if t is not None]
         return sum(t.nbytes for t in every)
 
-    def find(self, module: str) -> list[Place]:
+    def find(self, module: str) -> list[SitePart]:
         """The products that a module's matrix is part of; []: this model has no such module."""
         path = self.names.find(module)
         if path is None:

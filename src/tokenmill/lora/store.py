@@ -40,7 +40,7 @@ class Known:
     mark: Mark | None = None
 
 
-class Store:
+class LoraStore:
     """The adapters that one runner may be asked for."""
 
     def __init__(self, sites: Sites, kernels: Kernels, most_kept: int | None = None) -> None:

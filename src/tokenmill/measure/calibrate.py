@@ -41,7 +41,7 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts
 from tokenmill.measure.calibrate_compile import Compiling
 from tokenmill.measure.calibrate_host import host, process_bytes, rehearse
-from tokenmill.measure.calibrate_sizes import SIZES, Sizes, Timing
+from tokenmill.measure.calibrate_sizes import SIZES, CalibrationSizes, Timing
 from tokenmill.measure.ceilings import measure, read_measured, reading
 from tokenmill.measure.devices import Device
 from tokenmill.measure.shape_checkpoint import ShapeCheckpoint
@@ -104,7 +104,9 @@ def _silent(line: str) -> None:
     """The default of `now`."""
 
 
-def _calibrate(device: str, sizes: Sizes, parts: list[str], known: dict[str, Any], tell: tuple[Told, Told]) -> None:
+def _calibrate(
+    device: str, sizes: CalibrationSizes, parts: list[str], known: dict[str, Any], tell: tuple[Told, Told]
+) -> None:
     """Measure one part after the other, in the form that calibration.py reads. Types that cannot be multiplied are left
     out."""
     told, now = tell
@@ -131,7 +133,7 @@ def _calibrate(device: str, sizes: Sizes, parts: list[str], known: dict[str, Any
         told(f"{part}: {time.perf_counter() - start:.1f} s")
 
 
-def measure_part(device: str, sizes: Sizes, part: str, *, mixture: bool = True, now: Told = _silent) -> Any:
+def measure_part(device: str, sizes: CalibrationSizes, part: str, *, mixture: bool = True, now: Told = _silent) -> Any:
     """Measure one part of the calibration: a format's products, experts, attention, or the host."""
     if part == "host":
         short = device == "cpu" and sizes is SIZES.get("short")
@@ -158,7 +160,7 @@ class Bench:
 
     device: str
     kind: str
-    sizes: Sizes
+    sizes: CalibrationSizes
     kernels: Kernels
     now: Told = _silent
     calls: dict[tuple[str, int], float] = field(default_factory=dict)

@@ -51,7 +51,7 @@ _MANY_WORDS = 32768
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class HostSizes:
     """Two depths, whose difference shows a layer's share. The smaller one has so few layers that a GPU waits for the
     host. records: steps are recorded, those with prompts up to some length. words: a large vocabulary is measured,
     too."""
@@ -66,9 +66,9 @@ class Sizes:
 
 
 SIZES = {
-    "cpu": Sizes(2, 10, (1, 8, 9, 32)),
-    "short": Sizes(2, 10, (1, 8, 32), 16, 3, words=False),
-    "gpu": Sizes(4, 16, (1, 32, 128), 32, 3, words=False, records=True),
+    "cpu": HostSizes(2, 10, (1, 8, 9, 32)),
+    "short": HostSizes(2, 10, (1, 8, 32), 16, 3, words=False),
+    "gpu": HostSizes(4, 16, (1, 32, 128), 32, 3, words=False, records=True),
 }
 _REPLAYS = 30
 Found = dict[int, tuple[float, float]]
@@ -119,7 +119,7 @@ def rehearse(device: str) -> None:
     _steps(device, replace(SIZES["gpu"], tokens=3, rounds=1), _TINY, 1)
 
 
-def _point(sizes: Sizes, rows: int, which: int, few: Steps, many: Steps) -> dict[str, float]:
+def _point(sizes: HostSizes, rows: int, which: int, few: Steps, many: Steps) -> dict[str, float]:
     """Steps of single tokens (which: 0) or with prompts (1)."""
     whole = few.whole[rows][which]
     if not sizes.records:
@@ -130,7 +130,7 @@ def _point(sizes: Sizes, rows: int, which: int, few: Steps, many: Steps) -> dict
     return {"rows": rows, **found, "least_ms": _ms(whole)}
 
 
-def _apart(sizes: Sizes, few: float, many: float) -> dict[str, float]:
+def _apart(sizes: HostSizes, few: float, many: float) -> dict[str, float]:
     """A step's own part and each layer's part, from two depths."""
     layer = max(0.0, (many - few) / (sizes.many - sizes.few))
     return {"step_ms": _ms(max(0.0, few - sizes.few * layer)), "layer_ms": _ms(layer)}
@@ -151,12 +151,12 @@ def process_bytes() -> int:
 
 def _main() -> None:
     calm_threads()
-    _steps("cpu", Sizes(1, 1, (1,), 4, 1), _TINY, 1, pool_bytes=1 << 20)
+    _steps("cpu", HostSizes(1, 1, (1,), 4, 1), _TINY, 1, pool_bytes=1 << 20)
     sys.stdout.write(f"{peak_bytes('cpu')}\n")
 
 
 def _steps(
-    device: str, sizes: Sizes, model: dict[str, Any], layers: int, words: int = _WORDS, pool_bytes: int = 1 << 28
+    device: str, sizes: HostSizes, model: dict[str, Any], layers: int, words: int = _WORDS, pool_bytes: int = 1 << 28
 ) -> Steps:
     """The usual times of this model."""
     whole: Found = {}

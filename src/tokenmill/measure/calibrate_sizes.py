@@ -21,7 +21,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class CalibrationSizes:
     """What is measured on one kind of device. `layers`: (hidden, inner, bytes cycled through); small models have small
     layers, and stay in caches. `mixture`: experts, chosen, hidden, inner. `contexts`: (sequences, length). `prompts`:
     (sequences, new tokens). `behind`: with as many tokens before them. `heads`: of queries, of keys, and their size.
@@ -44,7 +44,7 @@ class Sizes:
 
 
 SIZES = {
-    "cpu": Sizes(
+    "cpu": CalibrationSizes(
         layers=((256, 512, 3 << 19), (256, 1024, 12 << 20), (512, 2048, 40 << 20), (2048, 6144, 192 << 20)),
         rows=(1, 2, 4, 8, 16, 32, 64, 256, 1024),
         mixture=(16, 4, 1024, 1024),
@@ -54,7 +54,7 @@ SIZES = {
         heads=(32, 8, 64),
         timing=Timing(passes=2),
     ),
-    "gpu": Sizes(
+    "gpu": CalibrationSizes(
         layers=((4096, 14336, 1 << 29),),
         rows=(1, 8, 32, 64, 128, 256, 1024, 8192),
         mixture=(64, 8, 2048, 1024),
@@ -68,7 +68,7 @@ SIZES = {
         kv_cycled=1 << 28,
         timing=Timing(round_s=5e-3, warm_s=0.05, lasting_s=0.3),
     ),
-    "short": Sizes(
+    "short": CalibrationSizes(
         layers=((256, 1024, 12 << 20), (1024, 2048, 64 << 20)),
         rows=(1, 8, 64, 256),
         mixture=(8, 2, 512, 512),

@@ -25,7 +25,7 @@ _WORDS = ("mill", "grain", "flour", "river", "stone", "wheel", "bread", "wind", 
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class UserTurn:
     """The text that the user adds, and the number of tokens in the answer."""
 
     prompt: list[int] | str
@@ -37,7 +37,7 @@ class Conversation:
     """Turns that follow each other, each sent with everything before it. `at`: seconds after the start, from a
     trace."""
 
-    turns: list[Turn]
+    turns: list[UserTurn]
     at: float | None = None
 
 
@@ -106,7 +106,7 @@ def make_conversations(load: Made) -> list[Conversation]:
         turns = []
         for index in range(load.turns):
             words = _tokens(source, load, load.inputs.draw(source))
-            turns.append(Turn(_joined(opening if index == 0 else [], words, load.text), load.outputs.draw(source)))
+            turns.append(UserTurn(_joined(opening if index == 0 else [], words, load.text), load.outputs.draw(source)))
         found.append(Conversation(turns))
     return found
 
@@ -172,7 +172,7 @@ class Reader:
         ids = isinstance(prompt, list) and all(_whole(i, 0) for i in prompt)
         if not prompt or not (ids or isinstance(prompt, str)):
             raise ParameterError(f"{place} needs `prompt_token_ids` (a list of token ids) or `prompt`, not empty.")
-        return Conversation([Turn(prompt, _count(place, entry, "max_tokens"))], _time(place, entry, "at", 1.0))
+        return Conversation([UserTurn(prompt, _count(place, entry, "max_tokens"))], _time(place, entry, "at", 1.0))
 
     def _mooncake(self, place: str, entry: dict[str, Any]) -> Conversation:
         """{"timestamp": ms, "input_length": N, "output_length": M, "hash_ids": [...]}: equal hashes become equal
@@ -185,7 +185,7 @@ class Reader:
         for block in hashes[: -(-length // HASH_BLOCK)]:
             ids += self._random(block, HASH_BLOCK)
         ids = ids[:length] + self._random(place, max(0, length - len(ids)))
-        return Conversation([Turn(ids, output)], _time(place, entry, "timestamp", 1000.0))
+        return Conversation([UserTurn(ids, output)], _time(place, entry, "timestamp", 1000.0))
 
     def _random(self, seed: int | str, count: int) -> list[int]:
         source = random.Random(seed)
@@ -200,7 +200,7 @@ class Reader:
             if part.get("from") in ("human", "user", "system"):
                 asked += part["value"]
             elif asked:
-                turns.append(Turn(asked, max(1, round(len(part["value"]) / CHARACTERS_PER_TOKEN))))
+                turns.append(UserTurn(asked, max(1, round(len(part["value"]) / CHARACTERS_PER_TOKEN))))
                 asked = ""
         self.notes.add(f"answers are as long as the trace's, at {CHARACTERS_PER_TOKEN} characters per token")
         return Conversation(turns)

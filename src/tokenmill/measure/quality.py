@@ -52,7 +52,7 @@ class Quality:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class QualityTask:
     """A question with `choices`, one of which is right, or with an answer with which the text must begin."""
 
     prompt: str
@@ -78,7 +78,7 @@ class Questions:
     store their K/V."""
 
     text: str
-    tasks: list[Task] | None = None
+    tasks: list[QualityTask] | None = None
     speed: bool = True
     device: str = "cpu"
     cache: CacheOptions | None = None
@@ -171,7 +171,7 @@ def _figures(name: str, read: _Read, base: _Read | None, judged: Tensor, asked: 
     )
 
 
-def read_tasks(path: Path) -> list[Task]:
+def read_tasks(path: Path) -> list[QualityTask]:
     """Read tasks from a file of JSON lines: {"prompt", "choices": [...], "answer": index} or {"prompt", "answer":
     text}."""
     lines = [line for _, line in lines_of(read_text_file(path, "--tasks", MOST_TASK_CHARS))]
@@ -180,22 +180,22 @@ def read_tasks(path: Path) -> list[Task]:
     return [_task(path, number, line) for number, line in enumerate(lines, 1)]
 
 
-def _task(path: Path, number: int, line: str) -> Task:
+def _task(path: Path, number: int, line: str) -> QualityTask:
     try:
         entry = json.loads(line)
         prompt, answer, choices = entry["prompt"], entry["answer"], entry.get("choices")
         if isinstance(prompt, str) and isinstance(answer, str) and choices is None and answer.strip():
-            return Task(prompt, (), 0, answer)
+            return QualityTask(prompt, (), 0, answer)
         fits = isinstance(choices, list) and len(choices) > 1 and all(isinstance(c, str) and c for c in choices)
         if isinstance(prompt, str) and fits and type(answer) is int and 0 <= answer < len(choices):
-            return Task(prompt, tuple(choices), answer)
+            return QualityTask(prompt, tuple(choices), answer)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise ParameterError(f'--tasks {path}, line {number}: use {{"prompt", "choices", "answer": index}} or {{"prompt", '
                          '"answer": text}.')  # fmt: skip
 
 
-def _check_tasks(source: ModelSource, tasks: list[Task], reach: int) -> None:
+def _check_tasks(source: ModelSource, tasks: list[QualityTask], reach: int) -> None:
     """Refuse tasks with nothing to score, and longer ones than the shortest context, before any work."""
     encode = source.tokenizer().encode
     for task in tasks:

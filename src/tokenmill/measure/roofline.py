@@ -44,7 +44,7 @@ class StepCounts:
 
 
 @dataclass(slots=True)
-class Seen:
+class AttentionWork:
     """What attention reads and computes, apart for rows with a single token, a prefix that all of them share, and
     prompts. behind_flops: of prompts' tokens with earlier ones. number_bytes: of one number of K/V. single_positions:
     how many are read, in all layers and rows together."""
@@ -69,7 +69,7 @@ class Cost:
     reduced_bytes: float = 0.0
     reductions: int = 0
     counts: StepCounts = field(default_factory=StepCounts)
-    seen: Seen = field(default_factory=Seen)
+    seen: AttentionWork = field(default_factory=AttentionWork)
 
     @property
     def total_flops(self) -> float:

@@ -37,7 +37,7 @@ class Later:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class MtpNames:
     """The names of one form's tensors."""
 
     embedding: str
@@ -47,11 +47,11 @@ class Form:
     onward: bool
 
 
-DEEPSEEK = Form("enorm", "hnorm", "eh_proj", "shared_head.norm", onward=False)
-QWEN = Form("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", onward=True)
+DEEPSEEK = MtpNames("enorm", "hnorm", "eh_proj", "shared_head.norm", onward=False)
+QWEN = MtpNames("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", onward=True)
 
 
-def make_later(form: Form, at: Build, hidden: int, norm: MakeNorm, layer: Callable[[], Layer]) -> Later:
+def make_later(form: MtpNames, at: Build, hidden: int, norm: MakeNorm, layer: Callable[[], Layer]) -> Later:
     """Build one such layer. at: where the tensors around it lie."""
     if not at.has(f"{form.join}.weight"):
         raise ModelError(f"This checkpoint has no layer that guesses later tokens ({at.path(form.join)}.weight).")

@@ -34,7 +34,7 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class HelperTask:
     """What a helper does. `prepare` makes the answering function from a set-up. `warm` does everything that opens files
     once, because `files` forbids it afterwards."""
 
@@ -57,7 +57,7 @@ def read_frame(stream: BinaryIO) -> Any | None:
     return json.loads(stream.read(FRAME.unpack(head)[0])) if len(head) == FRAME.size else None
 
 
-def serve(task: Task, stdin: BinaryIO | None = None, stdout: BinaryIO | None = None) -> None:
+def serve(task: HelperTask, stdin: BinaryIO | None = None, stdout: BinaryIO | None = None) -> None:
     """Answer until the parent closes our stdin."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
     stdin, stdout = stdin or sys.stdin.buffer, stdout or sys.stdout.buffer
@@ -83,7 +83,7 @@ def serve(task: Task, stdin: BinaryIO | None = None, stdout: BinaryIO | None = N
         _say(stdout, found)
 
 
-def fence(memory: int, task: Task) -> None:
+def fence(memory: int, task: HelperTask) -> None:
     """From here on: no writing to files, bounded memory, no new files if asked, and low priority."""
     with contextlib.suppress(OSError, AttributeError):
         os.nice(task.nice)

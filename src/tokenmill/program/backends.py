@@ -31,7 +31,7 @@ MAX_CALLS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Generated:
     """One generation: its text, why it ended, and each token's log-probability if they were asked for."""
 
     text: str
@@ -39,7 +39,7 @@ class Said:
     logprobs: tuple[float, ...] = ()
 
 
-Tell = Callable[[Said], None]
+Tell = Callable[[Generated], None]
 
 
 class Backend(Protocol):
@@ -108,7 +108,7 @@ class EngineBackend:
             if out.finish_reason == "error":
                 raise UserError(f"A generation failed: {out.stop_reason}")
             pairs = zip(out.logprobs or (), out.token_ids, strict=False)
-            tell(Said(out.text, out.finish_reason or "", tuple(row[token].logprob for row, token in pairs)))
+            tell(Generated(out.text, out.finish_reason or "", tuple(row[token].logprob for row, token in pairs)))
 
 
 class ServerBackend:
@@ -153,7 +153,7 @@ class ServerBackend:
             tell = self.calls.pop(call)
             choice = call.result()["choices"][0]
             logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
-            tell(Said(choice["text"], choice["finish_reason"], tuple(logprobs)))
+            tell(Generated(choice["text"], choice["finish_reason"], tuple(logprobs)))
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         headers = {"Content-Type": "application/json"}

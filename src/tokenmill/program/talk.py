@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams
-from tokenmill.program.backends import Backend, Message, Said
+from tokenmill.program.backends import Backend, Generated, Message
 from tokenmill.text.messages.describe import MessageFormat
 from tokenmill.text.messages.message import Call
 from tokenmill.text.messages.message import Message as Turn
@@ -90,13 +90,13 @@ class Talk:
         def begin() -> None:
             scores: dict[str, float] = {}
 
-            def scored(option: str, said: Said) -> None:
+            def scored(option: str, said: Generated) -> None:
                 rows = said.logprobs
                 scores[option] = sum(rows) / (1 if total else max(1, len(rows)))
                 if len(scores) == len(options):
                     best = max(options, key=lambda o: scores[o])
                     self.values[f"{name}_scores"] = dict(scores)
-                    self._take(name, Said(best, "stop"))
+                    self._take(name, Generated(best, "stop"))
 
             for option in options:
                 held = gen_params({"choices": [option], "logprobs": 0, "ignore_eos": False})
@@ -172,11 +172,11 @@ class Talk:
             self.messages.append({"role": "assistant", "content": ""})
         self.messages[-1]["content"] += text
 
-    def _start(self, params: SamplingParams, tell: Callable[[Said], None]) -> None:
+    def _start(self, params: SamplingParams, tell: Callable[[Generated], None]) -> None:
         self.busy = True
         self.session.backend.start(self._ids(), params, tell)
 
-    def _take(self, name: str, said: Said) -> None:
+    def _take(self, name: str, said: Generated) -> None:
         self.busy = False
         self.coming[name] -= 1
         self.values[name] = said.text

@@ -23,7 +23,7 @@ _LEAST = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
+class NormTensors:
     """A norm's tensors. It multiplies by the stored weight plus `offset`."""
 
     weight: str
@@ -36,11 +36,11 @@ class Fold:
     """Weights that share an input, and the producer of that input: a norm, or the rows of a matrix."""
 
     consumers: tuple[str, ...]
-    norm: Norm | None = None
+    norm: NormTensors | None = None
     producer: str = ""
 
 
-def find_folds(fed: Mapping[Norm, set[str]], chosen: set[str], present: Callable[[str], bool]) -> list[Fold]:
+def find_folds(fed: Mapping[NormTensors, set[str]], chosen: set[str], present: Callable[[str], bool]) -> list[Fold]:
     """The folds of a layer. fed: the weights that each norm fed during calibration; chosen: the weights that will be
     rounded."""
     folds = [Fold(tuple(sorted(names)), norm=norm) for norm, names in fed.items() if names <= chosen]

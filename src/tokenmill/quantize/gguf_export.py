@@ -18,7 +18,7 @@ from torch import Tensor
 from tokenmill.checkpoint.folder import open_checkpoint, read_config, read_generation_config
 from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.checkpoint.gguf_file import TYPES
-from tokenmill.checkpoint.gguf_metadata import Place, architecture, epsilon_of, metadata_of, place, rope_divisors
+from tokenmill.checkpoint.gguf_metadata import GgufPlace, architecture, epsilon_of, metadata_of, place, rope_divisors
 from tokenmill.checkpoint.gguf_model import unweave
 from tokenmill.checkpoint.gguf_write import IDS, Entry, write_gguf
 from tokenmill.checkpoint.new_folder import check_new
@@ -61,11 +61,11 @@ _SAMPLING = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p":
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StackedTensor:
     """A tensor of the file: the source tensors that it stacks (one, or one per expert), and its type."""
 
     name: str
-    sources: list[tuple[str, Place]]
+    sources: list[tuple[str, GgufPlace]]
     shape: tuple[int, ...]
     type: str
 
@@ -159,9 +159,9 @@ def _metadata(source: Path, config: Mapping[str, Any], arch: str, kind: str) -> 
 
 def _plan(
     ckpt: Checkpoint, config: Mapping[str, Any], arch: str, kind: str, skip: re.Pattern[str] | None, path: str
-) -> list[Stored]:
+) -> list[StackedTensor]:
     """Every tensor of the file, in the order of the source."""
-    found: dict[str, list[tuple[str, Place]]] = {}
+    found: dict[str, list[tuple[str, GgufPlace]]] = {}
     for name in ckpt.names():
         where = place(name, arch, config, path)
         if where is not None:
@@ -181,7 +181,7 @@ def _plan(
         usual = _type(target, shape, kind, layers, skipped=False)
         found_type = _type(target, shape, kind, layers, skipped=True) if skipped else usual
         matched = matched or found_type != usual
-        stored.append(Stored(target, sources, shape, found_type))
+        stored.append(StackedTensor(target, sources, shape, found_type))
     if skip is not None and not matched:
         raise without_match(skip)
     if kind not in ("f16", "bf16") and all(item.type in _PLAIN for item in stored):
@@ -212,7 +212,7 @@ def _type(name: str, shape: tuple[int, ...], kind: str, layers: int, *, skipped:
     return usual if wide else _BY_32.get(usual, usual)
 
 
-def _note_smaller_blocks(stored: list[Stored], kind: str) -> str | None:
+def _note_smaller_blocks(stored: list[StackedTensor], kind: str) -> str | None:
     """A sentence about matrices that had to take a type with smaller blocks, or to stay in 16 bits, or None."""
     odd = [item for item in stored if len(item.shape) > 1 and item.shape[-1] % _LEAST and item.type == "F16"]
     told = []
@@ -233,7 +233,7 @@ def _told(tell: Tell, name: str, total: int, done: int) -> None:
     tell(name, done, total)
 
 
-def _counts(importance: Mapping[str, Tensor], item: Stored) -> Tensor | None:
+def _counts(importance: Mapping[str, Tensor], item: StackedTensor) -> Tensor | None:
     """The weight of an error in each column, for each source [sources or 1, columns]."""
     found = importance.get(item.name)
     # the sources' columns, one source after the other
@@ -246,7 +246,7 @@ def _counts(importance: Mapping[str, Tensor], item: Stored) -> Tensor | None:
 
 def _pieces(
     ckpt: Checkpoint,
-    item: Stored,
+    item: StackedTensor,
     errors: list[LayerError],
     tell: Callable[[int], None],
     importance: Tensor | None = None,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
-from tokenmill.checkpoint.gguf_metadata import Place, architecture, place
+from tokenmill.checkpoint.gguf_metadata import GgufPlace, architecture, place
 from tokenmill.core.errors import ModelError
 from tokenmill.quant.convert import Tell
 from tokenmill.quant.importance import Sums
@@ -43,7 +43,7 @@ def measure(
         ckpt.close()
 
 
-def _by_place(places: dict[str, Place], seen: dict[str, Squares | None]) -> dict[str, Sums]:
+def _by_place(places: dict[str, GgufPlace], seen: dict[str, Squares | None]) -> dict[str, Sums]:
     """Experts of one tensor in their order. An expert that no token reached has sums of 0."""
     stacks: dict[str, dict[int, Squares | None]] = {}
     for name, where in places.items():

@@ -262,7 +262,7 @@ def _tensors(stream: Stream, layer: Layer, one: folds.Fold, s: Tensor) -> dict[s
     return made
 
 
-def _of_norm(stream: Stream, layer: Layer, norm: folds.Norm, s: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def _of_norm(stream: Stream, layer: Layer, norm: folds.NormTensors, s: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The scales as the norm's own type can hold them, and the norm's new tensors."""
 
     def stored(name: str) -> Tensor:

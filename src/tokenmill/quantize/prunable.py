@@ -74,7 +74,7 @@ reader and for Transformers'."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class KeptPart:
     """The part of a tensor that stays: the places `index` [n] along `dim`."""
 
     dim: int
@@ -86,7 +86,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class HeadCounts:
     """In every layer: query heads, key heads, numbers in a head."""
 
     queries: int
@@ -134,11 +134,11 @@ def mlp_end(names: Mapping[str, str], index: int) -> str:
     raise ModelError(f"Layer {index} has {found_names}: channels are taken out of an MLP with down_proj or fc2 alone.")
 
 
-def channels(ckpt: Checkpoint, names: Mapping[str, str], end: str, kept: Tensor) -> dict[str, Part]:
+def channels(ckpt: Checkpoint, names: Mapping[str, str], end: str, kept: Tensor) -> dict[str, KeptPart]:
     """The parts of a layer's MLP that stay with the channels `kept`."""
     shape = ckpt.shape(names[f"{end}.weight"])
     assert shape is not None
-    found = {names[f"{end}.weight"]: Part(1, kept)}
+    found = {names[f"{end}.weight"]: KeptPart(1, kept)}
     for rest in names:
         base, _, kind = rest.rpartition(".")
         if base not in _FORMS[end]:
@@ -146,11 +146,11 @@ def channels(ckpt: Checkpoint, names: Mapping[str, str], end: str, kept: Tensor)
         rows = (ckpt.shape(names[rest]) or (0,))[0]
         if kind not in _KINDS or rows not in (shape[1], 2 * shape[1]):
             raise ModelError(f"{names[rest]}: channels cannot be told apart in it.")
-        found[names[rest]] = Part(0, kept if rows == shape[1] else torch.cat([kept, kept + shape[1]]))
+        found[names[rest]] = KeptPart(0, kept if rows == shape[1] else torch.cat([kept, kept + shape[1]]))
     return found
 
 
-def heads_of(config: Mapping[str, Any]) -> Heads:
+def heads_of(config: Mapping[str, Any]) -> HeadCounts:
     """The heads that config.json describes. A family whose config could not describe fewer is refused."""
     kind = str(config.get("model_type"))
     if kind not in HEADED:
@@ -159,10 +159,10 @@ def heads_of(config: Mapping[str, Any]) -> Heads:
     if not queries:
         raise ModelError(f"{kind}: config.json has no num_attention_heads.")
     keys = int(config.get("num_key_value_heads") or queries)
-    return Heads(queries, keys, int(config.get("head_dim") or int(config["hidden_size"]) // queries))
+    return HeadCounts(queries, keys, int(config.get("head_dim") or int(config["hidden_size"]) // queries))
 
 
-def heads(ckpt: Checkpoint, names: Mapping[str, str], have: Heads, kept: Tensor) -> dict[str, Part]:
+def heads(ckpt: Checkpoint, names: Mapping[str, str], have: HeadCounts, kept: Tensor) -> dict[str, KeptPart]:
     """The parts of a layer's attention that stay with the input columns `kept` of its last matrix. `kept` holds whole
     groups of heads."""
     first = kept.view(-1, have.width)[:, 0] // have.width * have.dim
@@ -182,15 +182,15 @@ def heads(ckpt: Checkpoint, names: Mapping[str, str], have: Heads, kept: Tensor)
         if kind not in _KINDS or not form or shape[0] != sum(rows for rows, _ in form):
             raise ModelError(f"{name}: heads cannot be told apart in it.")
         starts = [sum(rows for rows, _ in form[:n]) for n in range(len(form))]
-        found[name] = Part(0, torch.cat([index + start for (_, index), start in zip(form, starts, strict=True)]))
+        found[name] = KeptPart(0, torch.cat([index + start for (_, index), start in zip(form, starts, strict=True)]))
     if f"{OUT}.weight" not in names:
         raise ModelError("A layer without self_attn.o_proj: heads cannot be taken out.")
-    found[names[f"{OUT}.weight"]] = Part(1, kept)
+    found[names[f"{OUT}.weight"]] = KeptPart(1, kept)
     return found
 
 
 def config_without(
-    config: Mapping[str, Any], kept: list[int], count: int, inner: int | None, left: Heads | None
+    config: Mapping[str, Any], kept: list[int], count: int, inner: int | None, left: HeadCounts | None
 ) -> dict[str, Any]:
     """The config.json of the pruned model. Lists with one entry per layer lose the entries of removed layers."""
     made = dict(config)

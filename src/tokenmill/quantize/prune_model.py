@@ -56,7 +56,7 @@ class Left:
     layers: list[int]
     channels: int | None = None
     multiple: int = 0
-    heads: prunable.Heads | None = None
+    heads: prunable.HeadCounts | None = None
     influence: list[float | None] = field(default_factory=list)
     lost: dict[str, float] = field(default_factory=dict)
 
@@ -136,7 +136,7 @@ def _plan(config: dict[str, Any], ckpt: Checkpoint, cut: Cut) -> tuple[Left, dic
             groups = f"{have.keys} group{'s' if have.keys > 1 else ''} of heads"
             raise UserError(f"--heads {cut.heads:g}: a layer has {groups}, and one must stay.")
         goal["heads"] = keep
-        left.heads = prunable.Heads(keep * have.queries // have.keys, keep, have.dim)
+        left.heads = prunable.HeadCounts(keep * have.queries // have.keys, keep, have.dim)
     return left, goal
 
 
@@ -198,7 +198,7 @@ class _Run:
     def all(self) -> None:
         """Write every layer, then the tensors outside of layers."""
         for done, index in enumerate(self.left.layers, 1):
-            parts: dict[str, prunable.Part] = {}
+            parts: dict[str, prunable.KeptPart] = {}
             changed: dict[str, Tensor] = {}
             for what in sorted(self.goal, reverse=True):  # heads first, then channels
                 self._prune_part(index, what, parts, changed)
@@ -214,7 +214,9 @@ class _Run:
                 self.shards.add({made: self.ckpt.tensor(name)})
         self.shards.close()
 
-    def _prune_part(self, index: int, what: str, parts: dict[str, prunable.Part], changed: dict[str, Tensor]) -> None:
+    def _prune_part(
+        self, index: int, what: str, parts: dict[str, prunable.KeptPart], changed: dict[str, Tensor]
+    ) -> None:
         """Choose which of a layer's channels or heads remain. changed: gets the layer's last matrix with zeros in place
         of the others."""
         names = prunable.in_layer(self.ckpt, index)
@@ -234,12 +236,12 @@ class _Run:
         zeros[:, found.kept] = found.weight
         changed[full] = zeros.to(kind).cpu()
 
-    def _parts(self, names: Mapping[str, str], end: str, kept: Tensor) -> dict[str, prunable.Part]:
+    def _parts(self, names: Mapping[str, str], end: str, kept: Tensor) -> dict[str, prunable.KeptPart]:
         if end == prunable.OUT:
             return prunable.heads(self.ckpt, names, prunable.heads_of(self.stream.config), kept)
         return prunable.channels(self.ckpt, names, end, kept)
 
-    def _write(self, index: int, parts: Mapping[str, prunable.Part], changed: Mapping[str, Tensor]) -> None:
+    def _write(self, index: int, parts: Mapping[str, prunable.KeptPart], changed: Mapping[str, Tensor]) -> None:
         tensors = {}
         for name in prunable.in_layer(self.ckpt, index).values():
             tensor = changed.get(name)

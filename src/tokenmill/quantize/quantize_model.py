@@ -54,7 +54,7 @@ from tokenmill.quantize.methods import clipped
 from tokenmill.quantize.mixed_bits import share_bits
 from tokenmill.quantize.recipes import Recipe
 from tokenmill.quantize.stored_forms import Held
-from tokenmill.quantize.text_alone import Part, other_parts, part_of
+from tokenmill.quantize.text_alone import TextTensors, other_parts, part_of
 
 _STATE = "state.json"
 _MARKS = ("weight_packed", "qweight", "weight_scale", "SCB", "weight.absmax", "bitmask")
@@ -74,7 +74,7 @@ class QuantizeJob:
 
 
 @dataclass(slots=True)
-class Outcome:
+class RoundedModel:
     """What became of the weights: relative errors, weights that calibration never reached, the number of moved scales,
     bits by weight. group: columns that share a scale; files: the layers' files while the job runs."""
 
@@ -86,7 +86,7 @@ class Outcome:
     files: list[str] = field(default_factory=list)
 
 
-def quantize_model(job: QuantizeJob, tell: Tell = lambda name, done, total: None) -> Outcome:
+def quantize_model(job: QuantizeJob, tell: Tell = lambda name, done, total: None) -> RoundedModel:
     """Write the quantised model to the new folder `job.target`."""
     config = _check(job)
     ckpt = open_checkpoint(job.source)
@@ -142,7 +142,7 @@ def _check(job: QuantizeJob) -> dict[str, Any]:
     return config
 
 
-def _chosen(part: Part, job: QuantizeJob, stored: set[str]) -> tuple[QuantizeJob, set[str]]:
+def _chosen(part: TextTensors, job: QuantizeJob, stored: set[str]) -> tuple[QuantizeJob, set[str]]:
     """The job with a group that divides every weight, and the weights to round. A weight that cannot be divided into
     groups is an error. stored: their stored names."""
     names = {name for name in part.ckpt.names() if part.stored(name) in stored}
@@ -179,7 +179,7 @@ def _seal(state: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-def _resume(partial: Path, job: QuantizeJob, chosen: set[str]) -> Outcome:
+def _resume(partial: Path, job: QuantizeJob, chosen: set[str]) -> RoundedModel:
     """What an earlier run of the same job has done; the folder is ready afterwards. A file that the state does not list
     was written just before the stop, so its weights are made again. A state that is damaged or was edited counts as
     none."""
@@ -189,7 +189,7 @@ def _resume(partial: Path, job: QuantizeJob, chosen: set[str]) -> Outcome:
             found = json.loads(state.read_text(encoding="utf-8"))
             if found["seal"] == _seal(found) and found["job"] == _fingerprint(job, chosen):
                 errors = [LayerError(**entry) for entry in found["errors"]]
-                made = Outcome(
+                made = RoundedModel(
                     errors, found["unreached"], found["moved"], found["bits"], found["group"], found["files"]
                 )
                 for name in made.files:
@@ -202,7 +202,7 @@ def _resume(partial: Path, job: QuantizeJob, chosen: set[str]) -> Outcome:
         except (ValueError, KeyError, TypeError, OSError, SafetensorError):
             pass
     empty(partial)
-    return Outcome()
+    return RoundedModel()
 
 
 @dataclass(slots=True)
@@ -214,7 +214,7 @@ class _Run:
     ckpt: Checkpoint
     chosen: set[str]
     partial: Path
-    made: Outcome
+    made: RoundedModel
     tell: Tell
 
     def all(self) -> None:
@@ -348,7 +348,7 @@ def _modules(names: Iterable[str]) -> set[str]:
     return {name.removesuffix(".weight") for name in names if name.endswith(".weight")}
 
 
-def _kv_scales(job: QuantizeJob, part: Part) -> dict[str, Tensor]:
+def _kv_scales(job: QuantizeJob, part: TextTensors) -> dict[str, Tensor]:
     """Scales of K/V under the names of the source, if they were asked for."""
     if not job.recipe.kv_scales or job.tokens is None:
         return {}
@@ -360,10 +360,10 @@ def _finish(
     job: QuantizeJob,
     config: dict[str, Any],
     ckpt: Checkpoint,
-    part: Part,
+    part: TextTensors,
     chosen: set[str],
     partial: Path,
-    made: Outcome,
+    made: RoundedModel,
     scales: dict[str, Tensor],
 ) -> None:
     """Write the layers' files and all other tensors in shards, then config, report and tokenizer: the folder is

@@ -17,7 +17,7 @@ from tokenmill.models.text_part import outer_of
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TextTensors:
     """The part that is quantised: config, and tensors under the family's names. names: those names -> the stored ones,
     where they differ."""
 
@@ -37,12 +37,12 @@ class Part:
         return name
 
 
-def part_of(config: dict[str, Any], ckpt: Checkpoint) -> Part:
+def part_of(config: dict[str, Any], ckpt: Checkpoint) -> TextTensors:
     """The text part of a model that also takes images or audio. Any other model is returned as it is."""
     if outer_of(config) is None:
-        return Part(config, ckpt)
+        return TextTensors(config, ckpt)
     inner = read(config)
-    return Part(inner, text_alone(inner, ckpt), text_names(ckpt.names())[0])
+    return TextTensors(inner, text_alone(inner, ckpt), text_names(ckpt.names())[0])
 
 
 def other_parts(config: Mapping[str, Any], names: Iterable[str]) -> frozenset[str]:

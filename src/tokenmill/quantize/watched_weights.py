@@ -13,7 +13,7 @@ from tokenmill.compute.adapters import Delta
 from tokenmill.compute.forward import Act, ForwardContext, Kernels, NormSpec, Weight
 from tokenmill.layers.build import Build
 from tokenmill.quant.base import WeightBase
-from tokenmill.quantize.folds import Norm
+from tokenmill.quantize.folds import NormTensors
 from tokenmill.quantize.inputs import Inputs, Squares
 
 
@@ -23,8 +23,8 @@ class InputRecord:
     inputs are added up, with what `make` returns. built: all weights in order."""
 
     inputs: dict[str, Any] = field(default_factory=dict)
-    fed: dict[Norm, set[str]] = field(default_factory=dict)
-    norms: dict[int, tuple[NormSpec, Norm]] = field(default_factory=dict)
+    fed: dict[NormTensors, set[str]] = field(default_factory=dict)
+    norms: dict[int, tuple[NormSpec, NormTensors]] = field(default_factory=dict)
     built: list[str] = field(default_factory=list)
     wanted: frozenset[str] = frozenset()
     make: Callable[[int, torch.device], Inputs | Squares] = Inputs
@@ -145,6 +145,8 @@ class WatchingBuild(Build):
         """As in Build, but its name is noted."""
         spec = Build.norm(self, name, size, eps, **how)
         full = self.path(name)
-        known = Norm(f"{full}.weight", f"{full}.bias" if how.get("bias") else None, float(how.get("offset", 0.0)))
+        known = NormTensors(
+            f"{full}.weight", f"{full}.bias" if how.get("bias") else None, float(how.get("offset", 0.0))
+        )
         self.seen.norms[id(spec)] = (spec, known)
         return spec

@@ -14,7 +14,7 @@ from tokenmill.sampling.arrays import send, to_device
 
 
 @dataclass(slots=True)
-class Outcome:
+class GrantResults:
     """The results of the grants behind which new drafts are left. lines: the grant of each sampled line. places: that
     line's token in the batch. stand: the verified grants, and how many of their samples stand. last: if drafts were
     trees, the last line that stands of each of these grants, counted from the grant's first line."""

@@ -158,7 +158,7 @@ class RaggedTokens(Layout[Key]):
         row_bytes = 40 * model.spec.hidden_size * len(model.spec.kv_specs) + 8 * sum(t.shape[1] for t in rows.tables)
         self.most = min(MOST_TOKENS, ROOM // row_bytes)
         self.room_bytes = self.most * row_bytes
-        self.heads = Heads(model, kernels)
+        self.heads = HeadTapes(model, kernels)
         self.most_sampled = self.room_bytes // (row_bytes + self.heads.line_bytes) if model.spec.ends[1] else 0
         """Most tokens of a recording that goes on to the most likely tokens."""
 
@@ -315,7 +315,7 @@ class RaggedTokens(Layout[Key]):
             del self.heads.made[key]
 
 
-class Heads:
+class HeadTapes:
     """Native tapes of logits alone, by the number of lines."""
 
     def __init__(self, model: CausalLM, kernels: Kernels) -> None:

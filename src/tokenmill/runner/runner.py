@@ -26,7 +26,7 @@ from tokenmill.kvcache.pool import KVPool
 from tokenmill.parallel.link import Link, NoLink
 from tokenmill.runner.batch import Batch, make_batch
 from tokenmill.runner.drafted_states import settle_states
-from tokenmill.runner.drafts import NoDeviceDrafter, Outcome
+from tokenmill.runner.drafts import GrantResults, NoDeviceDrafter
 from tokenmill.runner.nodes import TreeTokens
 from tokenmill.runner.prompts import pool_states, score_prompts
 from tokenmill.runner.ragged import RaggedMembers, RaggedTokens
@@ -391,7 +391,7 @@ class Runner:
         row_list = [plan.rows[i] for i in plan.proposes]
         row_ids = to_device(row_list, torch.int64, rows.device)
         last = None if left.verdict is None else left.verdict.last
-        outcome = Outcome(plan, running.lines, left.places, left.stand, rows.device, last)
+        outcome = GrantResults(plan, running.lines, left.places, left.stand, rows.device, last)
         ids = None if running.sampled is None else running.sampled.ids
         longest, samples = rows.longest(row_list), lambda: outcome.samples(ids)
         self.drafter.propose(Drafting(rows, row_list, row_ids, plan.depth, longest, outcome.newest, samples))

@@ -25,7 +25,7 @@ does: there are many of them, and timing takes time."""
 
 
 @dataclass(slots=True)
-class Budget:
+class DraftBudget:
     """What one step has left: drafts that may be tried, drafts that may be made, tokens that the drafter may follow.
     keeps_up: a drafter that cannot catch up sees the step's tokens, whether or not drafts are left."""
 
@@ -36,7 +36,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class DraftGrant:
     """Positions [start, end) of a sequence; the last `guesses` are drafts. sample: tokens are sampled at the end.
     tried: how many drafts are computed; of a tree more than `guesses`."""
 
@@ -58,12 +58,12 @@ class Ahead:
         self.saved, self.spent = 0.0, 0.0
         """Estimates, in seconds: steps that right drafts have made needless, and time that drafts have taken."""
 
-    def begin(self, plan: StepPlan, running: int) -> Budget:
+    def begin(self, plan: StepPlan, running: int) -> DraftBudget:
         """Begin to plan a step in which about `running` rows run."""
         limits = self.limits
         plan.depth = min(limits.max_guesses, self.control.depth(running))
         keeps_up = limits.follows and not limits.catches_up and (plan.depth > 0 or self.control.resumes(running))
-        return Budget(limits.step_guesses, limits.step_guesses, limits.max_step_tokens, keeps_up)
+        return DraftBudget(limits.step_guesses, limits.step_guesses, limits.max_step_tokens, keeps_up)
 
     def committed(self, plan: StepPlan, now: float) -> None:
         """Report a step's duration to the control, if it follows a step of its kind and did nothing else."""
@@ -107,7 +107,7 @@ class Ahead:
         self.saved += plain * sum(delta.accepted for delta in gained) / len(gained)
         self.spent += more
 
-    def guesses(self, seq: Sequence, known: int, position: int, budget: Budget) -> int:
+    def guesses(self, seq: Sequence, known: int, position: int, budget: DraftBudget) -> int:
         """How many of the drafts behind the row to try. None before the row was sampled, because none lie there yet;
         none if another sequence would lose blocks for them."""
         if not (seq.behind and seq.most_guesses) or known - position != 1 or seq.fresh or position < seq.num_prompt:
@@ -119,7 +119,7 @@ class Ahead:
         end = known + most
         return most if end <= seq.capacity or self.tables.has_room(seq, end) else 0
 
-    def settle(self, seq: Sequence, grant: Grant, plan: StepPlan, left: Budget) -> None:
+    def settle(self, seq: Sequence, grant: DraftGrant, plan: StepPlan, left: DraftBudget) -> None:
         """A grant is certain: plan what the drafter follows, and whether it leaves drafts behind the grant's sample."""
         left.tried -= grant.tried
         if not (seq.most_guesses or seq.told):
@@ -139,7 +139,7 @@ class Ahead:
         if grant.sample:
             seq.behind = 0
 
-    def _follow(self, seq: Sequence, grant: Grant, plan: StepPlan, left: Budget) -> bool:
+    def _follow(self, seq: Sequence, grant: DraftGrant, plan: StepPlan, left: DraftBudget) -> bool:
         """Show the drafter the tokens it has not seen; True: it will have seen all that are known before the sample."""
         if seq.in_step:
             if grant.end - grant.start == 1 + grant.guesses:

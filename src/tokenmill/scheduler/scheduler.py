@@ -25,7 +25,7 @@ from tokenmill.core.step import RowStart, StepPlan, StepResult
 from tokenmill.kvcache.allocation import BlockTables, Looking
 from tokenmill.kvcache.radix import Node
 from tokenmill.kvcache.snapshots import Kept
-from tokenmill.scheduler.device_drafts import Ahead, Budget, Grant
+from tokenmill.scheduler.device_drafts import Ahead, DraftBudget, DraftGrant
 from tokenmill.scheduler.outcome import Outcome
 from tokenmill.scheduler.roster import Limits, Roster, by_rank
 
@@ -40,7 +40,7 @@ class Flight:
     for the next grant."""
 
     plan: StepPlan
-    left: Budget
+    left: DraftBudget
     seqs: list[Sequence] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
@@ -205,7 +205,7 @@ class Scheduler:
         if guesses and self.limits.levels and not drafts:  # a tree: every node takes a position, few may stand
             hoped = min(guesses, self.limits.levels, group.max_len - known - 1)
             end -= guesses - hoped
-        self.ahead.settle(seq, Grant(position, end, hoped, sample, guesses), plan, flight.left)
+        self.ahead.settle(seq, DraftGrant(position, end, hoped, sample, guesses), plan, flight.left)
         self._tell(seq, position, plan)
         if guesses:
             plan.guesses[len(plan.rows)] = hoped

@@ -48,7 +48,7 @@ from tokenmill.server.responses.routes import RESPONSES
 from tokenmill.server.routing import error_shape
 from tokenmill.server.scoring.routes import SCORING
 from tokenmill.server.scoring.tei import TEI
-from tokenmill.server.server_metrics import ServerMetrics, Source
+from tokenmill.server.server_metrics import SeriesSource, ServerMetrics
 from tokenmill.server.switch.loaded_model import let_go
 from tokenmill.server.switch.routes import MODELS
 from tokenmill.server.switch.sleep import SLEEPING
@@ -103,7 +103,7 @@ def make_server_context(config: ServerConfig, models: Catalogue[Model]) -> Serve
     return made
 
 
-def _sources(shared: ServerContext) -> list[Source]:
+def _sources(shared: ServerContext) -> list[SeriesSource]:
     """The metrics of all configured models. Those of removed models are dropped."""
     entries = shared.models.entries
     shared.series = {name: each for name, each in shared.series.items() if name in entries or not name}

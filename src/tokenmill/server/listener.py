@@ -17,7 +17,7 @@ from tokenmill.core.config import ServerConfig
 from tokenmill.server.guard import Guard
 from tokenmill.server.loop_lag import watch_lag
 from tokenmill.server.memory_trim import system_trim, trim_after_bursts
-from tokenmill.server.protocol import RESERVE, Bounds, make_protocol
+from tokenmill.server.protocol import RESERVE, ConnectionBounds, make_protocol
 from tokenmill.server.tls import Handshakes, context_of
 from tokenmill.server.transport import drop_stalled
 
@@ -80,14 +80,14 @@ class HttpServer:
             await self.tasks[0]
 
 
-def bounds_of(server: ServerConfig) -> Bounds:
+def bounds_of(server: ServerConfig) -> ConnectionBounds:
     """The limits of connections. Their number is that of open files, minus some that are kept for the server."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
     files = server.limits.max_connections if soft == resource.RLIM_INFINITY else soft - OWN_FILES - RESERVE
-    return Bounds(
+    return ConnectionBounds(
         head=server.limits.max_header_bytes,
         body=server.limits.max_body_bytes,
         read_timeout=server.patience.read_timeout,

@@ -41,7 +41,7 @@ FRAMING = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ConnectionBounds:
     """Limits of a connection in bytes and seconds, and the number of connections."""
 
     head: int = 64 << 10
@@ -50,7 +50,7 @@ class Bounds:
     connections: int = 4096
 
 
-class Part(Enum):
+class MessagePart(Enum):
     """The part of a message that the client may be sending."""
 
     NOTHING = 0
@@ -155,7 +155,7 @@ class BoundedProtocol(HttpToolsProtocol):
         "wire",
     )
 
-    bounds = Bounds()
+    bounds = ConnectionBounds()
     shakes = Handshakes()
     deadlines = Deadlines()
     porter: Porter | None = None
@@ -172,7 +172,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return min(RESERVE_S, patience) if self.num_open() > most else patience
 
     def connection_made(self, transport: Any) -> None:
-        self.part = Part.NOTHING
+        self.part = MessagePart.NOTHING
         self.refused = False
         self.wire = self.head = self.payload = 0
         self.most: int | None = None
@@ -197,7 +197,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """The client will send no more. If a complete request is open, the client may still wait for the answer, and
         the connection stays (True). Otherwise the connection closes. Engines hear of it before handlers are
         cancelled."""
-        if self._owes() and self.part is Part.NOTHING and not self.refused and self.transport.can_write_eof():
+        if self._owes() and self.part is MessagePart.NOTHING and not self.refused and self.transport.can_write_eof():
             self.ended = True
             HalfClosed(self.out, self._asking, hears=self.running.scope["http_version"] == "1.1").watch(
                 self.loop.call_later
@@ -259,15 +259,18 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.wire > LINGER_BYTES:
                 self.transport.abort()
             return
-        if self.part is Part.NOTHING and self.due is None:  # blank lines do not begin a message
+        if self.part is MessagePart.NOTHING and self.due is None:  # blank lines do not begin a message
             self._set_timer(self.bounds.read_timeout)
         self._parse(data)
         if self.refused:
             return
         # A line that never ends causes no callback, and neither do chunk extensions.
-        if self.part is not Part.BODY and self.wire > 2 * self.bounds.head + self.head:
+        if self.part is not MessagePart.BODY and self.wire > 2 * self.bounds.head + self.head:
             self._refuse(431, f"The request's head is larger than {self.bounds.head} bytes.")
-        elif self.part is Part.BODY and self.wire > 4 * self.bounds.head + self.head + (1 + FRAMING) * self.payload:
+        elif (
+            self.part is MessagePart.BODY
+            and self.wire > 4 * self.bounds.head + self.head + (1 + FRAMING) * self.payload
+        ):
             self._refuse(400, "The body's chunks hold too little beside their framing.")
 
     def _parse(self, data: bytes) -> None:
@@ -315,7 +318,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.part = Part.HEAD
+        self.part = MessagePart.HEAD
         self.wire = self.head = self.payload = 0
         self.most = None
         self._set_timer(self.bounds.read_timeout)
@@ -326,7 +329,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value) + 4)
-        if not self.refused and self.part is Part.HEAD:  # trailers are not headers
+        if not self.refused and self.part is MessagePart.HEAD:  # trailers are not headers
             super().on_header(name, value)
 
     def _count(self, size: int) -> None:
@@ -344,7 +347,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(429, "Too many requests on one connection wait for their answers.")
             return
-        self.part = Part.BODY
+        self.part = MessagePart.BODY
         self._set_timer(self.bounds.read_timeout + GRACE_S)
         state = self.scope["state"]
         state.update(abort=self.transport.abort, on_gone=self.on_gone, sending=self._is_sending, widen=self._widen)
@@ -367,13 +370,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def _widen(self, most: int) -> None:
         """A handler reads this body as it arrives. The body may have `most` bytes, and each of its parts gets the time
         of a whole body."""
-        if self.running and self.running is self.cycle and self.part is Part.BODY and not self.refused:
+        if self.running and self.running is self.cycle and self.part is MessagePart.BODY and not self.refused:
             self.most = most
             self._set_timer(self.bounds.read_timeout + GRACE_S)
 
     def _is_sending(self) -> bool:
         """Is the client still sending a body?"""
-        return self.part is Part.BODY
+        return self.part is MessagePart.BODY
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.running = cycle
@@ -408,7 +411,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.declined and self.parser.should_upgrade():  # the body is still to come
             return
-        self.part = Part.NOTHING
+        self.part = MessagePart.NOTHING
         self.wire = self.head = 0
         self._stop_timer()
         if not self.refused:
@@ -427,9 +430,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """The deadline has passed."""
         if self.refused or self.transport.is_closing():
             self.out.finish()
-        elif self.part is Part.BODY:
+        elif self.part is MessagePart.BODY:
             self._refuse(408, "The body did not arrive in time.")
-        elif self.part is Part.HEAD or self.wire:
+        elif self.part is MessagePart.HEAD or self.wire:
             self._refuse(408, "The request's head did not arrive in time.")
         else:
             self.transport.close()
@@ -439,7 +442,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.refused = True
         self._stop_timer()
         cycle = self.cycle
-        own = self.part is Part.BODY  # the cycle belongs to the refused message
+        own = self.part is MessagePart.BODY  # the cycle belongs to the refused message
         if cycle is not None and not cycle.response_complete and not own:
             cycle.keep_alive = False
             return
@@ -457,7 +460,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _close_gently(self) -> None:
         """Stop writing. A client that may still be sending gets a moment to read the answer."""
         self._unset_keepalive_if_required()
-        if self.part is Part.NOTHING and not self.refused:
+        if self.part is MessagePart.NOTHING and not self.refused:
             self._stop_timer()
             self.out.finish()
             return
@@ -480,7 +483,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.due = None
 
 
-def make_protocol(bounds: Bounds, shakes: Handshakes, porter: Porter | None = None) -> Any:
+def make_protocol(bounds: ConnectionBounds, shakes: Handshakes, porter: Porter | None = None) -> Any:
     """The factory of connection protocols with these bounds."""
     own = {"bounds": bounds, "shakes": shakes, "deadlines": Deadlines(), "porter": porter}
     protocol = type("Protocol", (BoundedProtocol,), own)

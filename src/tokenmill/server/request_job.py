@@ -55,7 +55,7 @@ BAD_WORD = 8192
 
 
 @dataclass(slots=True)
-class Task:
+class PromptTask:
     """One prompt of the job. `index`: its place among the job's prompts."""
 
     request: Request
@@ -85,9 +85,9 @@ class Task:
         return self.request.params.num_outputs
 
 
-Batch = list[tuple[Task, TextDelta]]
+Batch = list[tuple[PromptTask, TextDelta]]
 """Deltas that came together."""
-Gathered = list[tuple[Task, Accumulator]]
+Gathered = list[tuple[PromptTask, Accumulator]]
 """Complete outputs, in the order of their prompts."""
 
 
@@ -110,7 +110,7 @@ class Job:
         """The id in the answer, if it is not the name of the work."""
         self.began = time.monotonic()
         self.inbox = DeltaStream(tenant)
-        self.tasks: dict[str, Task] = {}
+        self.tasks: dict[str, PromptTask] = {}
         self.deadline: float | None = None
         self.closed = False
         self.failed = False
@@ -157,7 +157,7 @@ class Job:
             unique = f"{name}-{index}-{uuid.uuid4().hex[:8]}"
             start = scored_from[index] if scored_from else 0
             request = make_request(unique, text, ids, params, scored_from=start, **fields)
-            task = self.tasks[unique] = Task(request, index)
+            task = self.tasks[unique] = PromptTask(request, index)
             timeline = await self.backend.open(request, self.inbox, pooling)
             task.figures = PromptFigures(timeline, len(request.prompt_ids))
             if self.record is None:
@@ -252,7 +252,7 @@ class Job:
                 found.append((task, delta))
             yield found
 
-    def _note(self, task: Task, delta: TextDelta, now: float) -> None:
+    def _note(self, task: PromptTask, delta: TextDelta, now: float) -> None:
         figures = task.figures
         if figures is None:
             return
@@ -285,7 +285,7 @@ class Job:
                     503, "The model was put to sleep before the answer was complete; try again.", retry_after=1
                 )
 
-    def _count_tokens(self, task: Task, figures: PromptFigures, delta: TextDelta) -> None:
+    def _count_tokens(self, task: PromptTask, figures: PromptFigures, delta: TextDelta) -> None:
         if self.silent:
             return
         figures.output_tokens += len(delta.token_ids)

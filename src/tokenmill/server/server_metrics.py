@@ -19,7 +19,7 @@ LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.
 BODY = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 
 
-class Source(Protocol):
+class SeriesSource(Protocol):
     """Where series are read from."""
 
     def collect(self) -> Iterable[Metric]: ...
@@ -30,7 +30,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.more: Callable[[], Iterable[Source]] = tuple
+        self.more: Callable[[], Iterable[SeriesSource]] = tuple
         """The series of all models in the catalogue."""
         self.listeners: set[Callable[[str], None]] = set()
         """Called for every refusal."""

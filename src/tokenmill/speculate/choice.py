@@ -23,7 +23,7 @@ MOST_ROWS = 32
 """Most rows of a native tape. With more, products take longer than the calls that a tape saves."""
 
 
-class Placed:
+class FilledRows:
     """Rows, filled up to a rung with the spare row: `row_ids` [rung]; the same two times over (`twice`), with `back` 0
     in the first half and 1 in the second; and `words` [rung] as Kernels.choose takes them."""
 
@@ -43,14 +43,14 @@ class Choosing:
         self.rows = rows
         self.exact = exact
         self.ladder = [n for n in LADDER if n < rows.spare] + [rows.spare]
-        self.placed: dict[int, Placed] = {}
+        self.placed: dict[int, FilledRows] = {}
 
-    def place(self, row_list: list[int]) -> tuple[Placed, bool]:
+    def place(self, row_list: list[int]) -> tuple[FilledRows, bool]:
         """Put these rows' numbers where recorded work reads them; -> (their places, does any of them sample?)."""
         rows, count = self.rows, len(row_list)
         rung = count if self.exact else self.ladder[bisect_left(self.ladder, count)]
         if rung not in self.placed:
-            self.placed[rung] = Placed(rung, rows.spare, rows.device)
+            self.placed[rung] = FilledRows(rung, rows.spare, rows.device)
         placed, bits = self.placed[rung], rows.sampling.bits
         wanted = row_list + [rows.spare] * (rung - count)
         words = [DRAWN if bits[row] & features.SAMPLED else 0 for row in wanted]
@@ -64,7 +64,7 @@ class Choosing:
         return placed, any(words)
 
     def choose(
-        self, logits: Tensor, placed: Placed, positions: Tensor, *, drawn: bool, words: Tensor | None = None
+        self, logits: Tensor, placed: FilledRows, positions: Tensor, *, drawn: bool, words: Tensor | None = None
     ) -> Tensor:
         """logits [rung, V] behind the rows' tokens at positions [rung] -> a token each [rung]. words [V]: what each
         place of the logits means, if not itself."""
@@ -92,7 +92,7 @@ class Choosing:
         noisy = noisy_(found * table.inverse_temperature[row_ids][:, None], keys, bases)
         return torch.where(sampled[:, None], noisy, found)
 
-    def _draw(self, logits: Tensor, placed: Placed, positions: Tensor, words: Tensor | None = None) -> Tensor:
+    def _draw(self, logits: Tensor, placed: FilledRows, positions: Tensor, words: Tensor | None = None) -> Tensor:
         """The same in plain torch."""
         table, ids = self.rows.sampling, placed.row_ids
         keys = position_keys(table.stream[ids], positions + 1 - table.num_prompt[ids])

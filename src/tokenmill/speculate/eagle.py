@@ -22,8 +22,8 @@ from tokenmill.runner.batch import apart, bare_context, single_tokens
 from tokenmill.runner.drafter_rows import Side, side_of
 from tokenmill.runner.replays import Replays
 from tokenmill.runner.rows import Rows
-from tokenmill.speculate.choice import Choosing, Placed
-from tokenmill.speculate.eagle_tree import Growth, Head, grow
+from tokenmill.speculate.choice import Choosing, FilledRows
+from tokenmill.speculate.eagle_tree import Growth, TreeHead, grow
 
 Embed = Callable[[Tensor, ForwardContext], Tensor]
 
@@ -141,7 +141,7 @@ class EagleHead:
             ids = self._guess(placed, n, drawn=drawn)
             self.kernels.advance_(row_ids[real], ids[real], side.tokens, side.length, side.computed)
 
-    def _grow(self, step: Drafting, placed: Placed, length: Tensor, *, drawn: bool) -> None:
+    def _grow(self, step: Drafting, placed: FilledRows, length: Tensor, *, drawn: bool) -> None:
         """Guess a tree for each row instead of a chain."""
         assert self.growth is not None
         net, sampled, rows = self.net, placed.words > 0, step.rows
@@ -150,7 +150,7 @@ class EagleHead:
             some = sampled.repeat_interleave(states.shape[0] // sampled.shape[0]) if drawn else None
             return self.choosing.scores(self._logits(states), row_ids, positions, some, net.words)
 
-        head = Head(scores, net.words, net.go_on, self.side, self._shifted(), self.kernels)
+        head = TreeHead(scores, net.words, net.go_on, self.side, self._shifted(), self.kernels)
         growth = replace(self.growth, nodes=step.count)
         tokens, parents = grow(head, growth, placed.row_ids, length, self.states[placed.row_ids.shape[0]])
         ahead = torch.arange(step.count, device=length.device)
@@ -180,7 +180,7 @@ class EagleHead:
             self.states[rung][: found.shape[0]].copy_(found)
         return self.states[rung]
 
-    def _guess(self, placed: Placed, n: int, *, drawn: bool) -> Tensor:
+    def _guess(self, placed: FilledRows, n: int, *, drawn: bool) -> Tensor:
         """From states to the n-th token for each row [rung]."""
         rung, net = placed.row_ids.shape[0], self._net(n)
         states = self.states[rung]
@@ -198,7 +198,7 @@ class EagleHead:
 
         return self.replays.make_or_replay(("guess", rung, drawn, min(n, self.ways - 1)), computing)
 
-    def _pass(self, placed: Placed, n: int) -> None:
+    def _pass(self, placed: FilledRows, n: int) -> None:
         """Compute each row's next state from the newest of its n guesses and the state that this was guessed from."""
         rung, side, row_ids = placed.row_ids.shape[0], self.side, placed.row_ids
         states, shifted = self.states[rung], self._shifted()

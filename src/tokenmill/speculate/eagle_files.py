@@ -32,7 +32,7 @@ from tokenmill.speculate.eagle_config import FINAL, HeadConfig, read_head, windo
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class EagleLayer:
     """One decoder layer on [words | states]: `before` norms each of them (None: they are one already)."""
 
     attention: Attention
@@ -96,7 +96,7 @@ class EagleNet:
     hidden: int
     taps: tuple[int, ...]
     embed: Embed
-    layer: Layer
+    layer: EagleLayer
     norm: NormSpec | None
     head: Weight | None
     words: Tensor | None
@@ -158,13 +158,13 @@ def _eps(head: HeadConfig) -> float:
     return head.decoder.get("rms_norm_eps", float, 1e-6, low=0.0)
 
 
-def _layers(head: HeadConfig, b: Build, *, third: bool) -> tuple[Layer, tuple[Deeper, ...]]:
+def _layers(head: HeadConfig, b: Build, *, third: bool) -> tuple[EagleLayer, tuple[Deeper, ...]]:
     """The first layer and those behind it."""
     hidden, eps = head.hidden, _eps(head)
     body = b.at("midlayer") if b.has("midlayer.post_attention_layernorm.weight") else b.at("layers.0")
     parts = _parts(head, body, 0, hidden * (2 if third else 1))
     before = (body.norm("input_layernorm", hidden, eps), body.norm("hidden_norm", hidden, eps)) if third else None
-    layer = Layer(*parts, body.norm("post_attention_layernorm", hidden, eps), before, head.norm_first)
+    layer = EagleLayer(*parts, body.norm("post_attention_layernorm", hidden, eps), before, head.norm_first)
     more = []
     for n in range(1, head.layers):
         at = b.at(f"layers.{n}")

@@ -37,7 +37,7 @@ class Growth:
 
 
 @dataclass(slots=True)
-class Head:
+class TreeHead:
     """What a tree needs from a head. scores(states [n, hidden], rows [n], positions [n]) -> [n, V], for the words that
     follow tokens at these positions. ids [V]: the token that each word means (None: the same id).
     go_on(tokens [n], states [n, hidden], context) -> states."""
@@ -51,7 +51,7 @@ class Head:
 
 
 @dataclass(slots=True)
-class Seen:
+class TreeSoFar:
     """All nodes so far of S rows: worth, tokens and parents [S, n]. A parent is 1 + its node's number; 0 is the
     root."""
 
@@ -59,18 +59,18 @@ class Seen:
     tokens: Tensor
     parents: Tensor
 
-    def join(self, worth: Tensor, tokens: Tensor, parents: Tensor) -> Seen:
+    def join(self, worth: Tensor, tokens: Tensor, parents: Tensor) -> TreeSoFar:
         """The same with one more level."""
         pairs = ((self.worth, worth), (self.tokens, tokens), (self.parents, parents))
-        return Seen(*(torch.cat(pair, 1) for pair in pairs))
+        return TreeSoFar(*(torch.cat(pair, 1) for pair in pairs))
 
 
-def grow(head: Head, growth: Growth, row_ids: Tensor, known: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+def grow(head: TreeHead, growth: Growth, row_ids: Tensor, known: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
     """Grow a tree per row: row_ids [S] with `known` [S] tokens, and the states [S, hidden] of the newest ones -> tokens
     and parents of `growth.nodes` drafts [S, nodes]."""
     count, root = row_ids.shape[0], (known - 1).clamp(min=0)  # the spare row has no known tokens
     none = known.new_zeros((count, 0))
-    seen = Seen(states.new_zeros((count, 0), dtype=torch.float32), none, none)
+    seen = TreeSoFar(states.new_zeros((count, 0), dtype=torch.float32), none, none)
     beam = states[:, None]
     worth, above = torch.zeros((count, 1), device=root.device), known.new_zeros((count, 1))
     line = known.new_zeros((count, 1, 0))
@@ -102,7 +102,7 @@ def grow(head: Head, growth: Growth, row_ids: Tensor, known: Tensor, states: Ten
     return seen.tokens.gather(1, order), parents
 
 
-def _context(head: Head, row_ids: Tensor, root: Tensor, line: Tensor) -> ForwardContext:
+def _context(head: TreeHead, row_ids: Tensor, root: Tensor, line: Tensor) -> ForwardContext:
     """The context of one level's nodes. line [S, n, depth]: each node's path from the root's child to itself."""
     side, (_, wide, depth) = head.side, line.shape
     owners, roots = row_ids.repeat_interleave(wide), root.repeat_interleave(wide)

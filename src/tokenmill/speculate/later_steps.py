@@ -25,7 +25,7 @@ from tokenmill.compute.model import CausalLM
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import apart, single_tokens
 from tokenmill.runner.rows import Rows
-from tokenmill.speculate.choice import Placed
+from tokenmill.speculate.choice import FilledRows
 from tokenmill.speculate.eagle import EagleHead, Net
 
 
@@ -85,14 +85,14 @@ class LaterSteps(EagleHead):
     def _net(self, n: int) -> Net:
         return self.nets[min(n, len(self.nets) - 1)]
 
-    def _pass(self, placed: Placed, n: int) -> None:
+    def _pass(self, placed: FilledRows, n: int) -> None:
         """What the n-th guess (from 0 on) is made from: of a step of its own, or behind the last one's state."""
         if n < len(self.nets):
             self._step(placed, n)
         else:
             self._go_on(placed)
 
-    def _step(self, placed: Placed, n: int) -> None:
+    def _step(self, placed: FilledRows, n: int) -> None:
         """Layer n sees the newest positions again, the newest first; those that it cannot, as their states are not
         kept, are left as they are."""
         newest = (self.rows.length[placed.row_ids] - 2).clamp_(min=0)
@@ -108,7 +108,7 @@ class LaterSteps(EagleHead):
             self.kept[n][ids, at % self.ring] = found
         self.states[placed.row_ids.shape[0]].copy_(found[: placed.row_ids.shape[0]])
 
-    def _go_on(self, placed: Placed) -> None:
+    def _go_on(self, placed: FilledRows) -> None:
         """The last layer, behind its own newest state."""
         states, last = self.states[placed.row_ids.shape[0]], len(self.nets)
         positions = (self.side.computed[placed.row_ids] + 1 - last).clamp_(min=0)

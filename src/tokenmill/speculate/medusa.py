@@ -21,12 +21,12 @@ from tokenmill.runner.drafts import Forgetful
 from tokenmill.runner.replays import Replays
 from tokenmill.runner.rows import Rows
 from tokenmill.speculate.choice import MOST_ROWS, Choosing
-from tokenmill.speculate.shapes import Shape
+from tokenmill.speculate.shapes import TreeShape
 from tokenmill.speculate.tree import Picking
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class MedusaHead:
     """Residual blocks, and the matrix over the vocabulary (None: the target's)."""
 
     blocks: list[Weight]
@@ -44,13 +44,13 @@ class MedusaHeads(Forgetful):
 
     def __init__(
         self,
-        heads: list[Head],
+        heads: list[MedusaHead],
         target: CausalLM,
         kernels: Kernels,
         most: int,
         *,
         record: bool,
-        shape: Shape | None = None,
+        shape: TreeShape | None = None,
     ) -> None:
         """shape: of trees; None: drafts are chains."""
         self.heads = heads

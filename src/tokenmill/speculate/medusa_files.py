@@ -18,13 +18,13 @@ from typing import Any
 from tokenmill.compute.forward import Weight
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.build import Build
-from tokenmill.speculate.medusa import Head
+from tokenmill.speculate.medusa import MedusaHead
 
 MOST_HEADS, MOST_BLOCKS = 16, 8
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class MedusaNames:
     """How matrices are called: of a head's block; over the vocabulary, by head and its number of blocks."""
 
     block: Callable[[int, int], str]
@@ -33,17 +33,17 @@ class Form:
 
 FORMS = (
     *(
-        Form(lambda n, m, at=at: f"{at}blocks.{n}.layers.{m}", lambda n, m, at=at: f"{at}lm_heads.{n}")  # type: ignore[misc]
+        MedusaNames(lambda n, m, at=at: f"{at}blocks.{n}.layers.{m}", lambda n, m, at=at: f"{at}lm_heads.{n}")  # type: ignore[misc]
         for at in ("", "medusa_heads.")
     ),
     *(
-        Form(lambda n, m, at=at: f"{at}{n}.{m}.linear", lambda n, m, at=at: f"{at}{n}.{m}")  # type: ignore[misc]
+        MedusaNames(lambda n, m, at=at: f"{at}{n}.{m}.linear", lambda n, m, at=at: f"{at}{n}.{m}")  # type: ignore[misc]
         for at in ("", "medusa_head.")
     ),
 )
 
 
-def build_heads(config: dict[str, Any], b: Build, sizes: tuple[int, int], where: str) -> list[Head]:
+def build_heads(config: dict[str, Any], b: Build, sizes: tuple[int, int], where: str) -> list[MedusaHead]:
     """The heads of a folder, for a target with (hidden size, vocabulary)."""
     hidden, vocab = sizes
     for name in ("original_lm_head", "medusa_fc_bias"):
@@ -70,7 +70,7 @@ def build_heads(config: dict[str, Any], b: Build, sizes: tuple[int, int], where:
         for name in (form.block(n, m) for m in range(blocks or 1)):
             bias = config.get("medusa_fc_bias", False) or b.has(f"{name}.bias")
             inner.append(b.settled(b.weight(name, (hidden, hidden), bias=bias)))
-        made.append(Head(inner, over))
+        made.append(MedusaHead(inner, over))
     b.book.used.add(b.path("token_map"))  # vLLM's, for a part of the vocabulary: here it names all of it
     b.check_leftovers()
     return made

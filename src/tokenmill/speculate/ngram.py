@@ -15,7 +15,7 @@ MOST_TOKENS = 64
 
 
 @dataclass(slots=True)
-class Index:
+class NgramIndex:
     """Where each n-gram of a sequence last ended, not counting its very end; `done` tokens are indexed. patience: while
     guesses fail."""
 
@@ -35,14 +35,14 @@ class NgramDrafter:
             )
         self.longest = longest
         self.shortest = shortest
-        self.indexes: dict[int, Index] = {}
+        self.indexes: dict[int, NgramIndex] = {}
 
     def propose(self, seq: Sequence, most: int) -> list[int]:
         """Up to `most` tokens that followed the latest earlier occurrence of the longest matching suffix."""
         tokens = seq.tokens
         index = self.indexes.get(seq.id)
         if index is None:
-            index = self.indexes[seq.id] = Index()
+            index = self.indexes[seq.id] = NgramIndex()
         self._extend(index, tokens)
         for n in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
             end = index.last.get(tuple(tokens[-n:]))
@@ -56,7 +56,7 @@ class NgramDrafter:
     def forget(self, seq: Sequence) -> None:
         self.indexes.pop(seq.id, None)
 
-    def _extend(self, index: Index, tokens: list[int]) -> None:
+    def _extend(self, index: NgramIndex, tokens: list[int]) -> None:
         """Index n-grams that end before the last token, so that a suffix never finds itself."""
         for end in range(max(index.done, 1), len(tokens)):
             for n in range(self.shortest, min(self.longest, end) + 1):

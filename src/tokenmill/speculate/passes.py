@@ -17,7 +17,7 @@ from tokenmill.compute.model import CausalLM
 from tokenmill.runner.batch import apart, lay_out, single_tokens
 from tokenmill.runner.drafter_rows import Side
 from tokenmill.runner.replays import Replays
-from tokenmill.speculate.choice import MOST_ROWS, Choosing, Placed
+from tokenmill.speculate.choice import MOST_ROWS, Choosing, FilledRows
 from tokenmill.speculate.draft_states import DraftStates
 
 
@@ -66,7 +66,7 @@ class Passes:
         self.choosing = choosing
         self.replays = replays
 
-    def guess_behind(self, placed: Placed, shifted: tuple[bool, ...], *, wide: bool, drawn: bool) -> Tensor:
+    def guess_behind(self, placed: FilledRows, shifted: tuple[bool, ...], *, wide: bool, drawn: bool) -> Tensor:
         """-> a guess for each placed row [rung]."""
         rung, exact = placed.row_ids.shape[0], self.choosing.exact
         chooses = not (drawn and exact)  # a native tape cannot hold such a choice
@@ -84,7 +84,7 @@ class Passes:
             return made
         return self.choosing.choose(made, placed, self.side.computed[placed.row_ids], drawn=True)
 
-    def guess_all(self, placed: Placed, count: int, shifted: tuple[bool, ...]) -> bool:
+    def guess_all(self, placed: FilledRows, count: int, shifted: tuple[bool, ...]) -> bool:
         """Make `count` guesses for each placed row as one recording and write them behind the row's tokens; False:
         nothing was computed, because such a recording cannot be made or rows draw their guesses."""
         rung, side = placed.row_ids.shape[0], self.side
@@ -106,7 +106,7 @@ class Passes:
         return True
 
     def _compute(
-        self, laid: tuple[Tensor, ForwardContext], placed: Placed, *, wide: bool, drawn: bool | None
+        self, laid: tuple[Tensor, ForwardContext], placed: FilledRows, *, wide: bool, drawn: bool | None
     ) -> Tensor:
         """Guesses, or logits where `drawn` is None."""
         tokens, ctx = laid
@@ -129,7 +129,7 @@ class Passes:
 
         return lay
 
-    def _wide(self, placed: Placed, shifted: tuple[bool, ...]) -> Callable[[], tuple[Tensor, ForwardContext]]:
+    def _wide(self, placed: FilledRows, shifted: tuple[bool, ...]) -> Callable[[], tuple[Tensor, ForwardContext]]:
         """The newest two tokens of each row. On a CPU each is a sequence of its own that ends with it (as in
         runner/ragged.py): first all the older ones, then all the newest."""
         side, older, row_ids, count = self.side, self.older, placed.row_ids, placed.row_ids.shape[0]

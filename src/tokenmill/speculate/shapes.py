@@ -19,18 +19,18 @@ Path = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TreeShape:
     """paths: the nodes of a fixed tree; None: the `nodes` likeliest ones, found anew each time."""
 
     nodes: int
     paths: tuple[Path, ...] | None = None
 
 
-def read_shape(said: Any, nodes: int | None) -> Shape:
+def read_shape(said: Any, nodes: int | None) -> TreeShape:
     """A list of paths, also as vLLM's text "[(0,), (0, 0), (1,)]", or "best"; nodes: how many there are to be. A
     ValueError says what is wrong."""
     if said == "best":
-        return Shape(nodes or 16)
+        return TreeShape(nodes or 16)
     if isinstance(said, str):
         try:
             said = ast.literal_eval(said) if len(said) <= LONGEST else None
@@ -51,7 +51,7 @@ def read_shape(said: Any, nodes: int | None) -> Shape:
             raise ValueError(f"{list(path)} goes on from {list(path[:-1])}, which is not there")
     if nodes not in (None, len(paths)):
         raise ValueError(f"num_speculative_tokens is {nodes}, and there are {len(paths)} paths")
-    return Shape(len(paths), tuple(paths))
+    return TreeShape(len(paths), tuple(paths))
 
 
 def parents_of(paths: tuple[Path, ...]) -> list[int]:

@@ -31,7 +31,7 @@ class Generation:
 
 
 @dataclass(slots=True)
-class Store:
+class Generations:
     """Two generations, the younger one first; `turn` counts how often they changed."""
 
     generations: list[Generation] = field(default_factory=lambda: [Generation(), Generation()])
@@ -50,11 +50,11 @@ class Store:
 
 
 @dataclass(slots=True)
-class Index:
+class SuffixIndex:
     """A sequence's records: its own text, its place in each generation of its store, and how long a match it asks
     for."""
 
-    store: Store
+    store: Generations
     turn: int
     own: Automaton = field(default_factory=Automaton)
     places: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0), (0, 0)])
@@ -69,15 +69,15 @@ class SuffixDrafter:
         """depth: tokens of a text that a store is searched for; kept: answers."""
         self.depth = depth
         self.kept = kept
-        self.indexes: dict[int, Index] = {}
-        self.stores: dict[str, Store] = {}
+        self.indexes: dict[int, SuffixIndex] = {}
+        self.stores: dict[str, Generations] = {}
 
     def propose(self, seq: Sequence, most: int) -> list[int]:
         """Up to `most` tokens that followed the longest match."""
         index = self.indexes.get(seq.id)
         if index is None:
             store = self._store(seq)
-            index = self.indexes[seq.id] = Index(store, store.turn)
+            index = self.indexes[seq.id] = SuffixIndex(store, store.turn)
         self._extend(index, seq.tokens)
         matched, end = index.own.repeated()
         source = index.own.tokens
@@ -107,16 +107,16 @@ class SuffixDrafter:
         if len(answer) > SHORTEST:
             self._store(seq).keep(answer, self.kept)
 
-    def _store(self, seq: Sequence) -> Store:
+    def _store(self, seq: Sequence) -> Generations:
         request = seq.group.request
         key = f"{request.adapter}\x00{request.salt}"
-        store = self.stores.pop(key, None) or Store()
+        store = self.stores.pop(key, None) or Generations()
         self.stores[key] = store  # the store used last is dropped last
         if len(self.stores) > STORES:
             del self.stores[next(iter(self.stores))]
         return store
 
-    def _extend(self, index: Index, tokens: list[int]) -> None:
+    def _extend(self, index: SuffixIndex, tokens: list[int]) -> None:
         """Add the new tokens."""
         own, store = index.own, index.store
         new = tokens[len(own.tokens) :]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmill.speculate.shapes import MOST_CHILDREN, Path, Shape, parents_of
+from tokenmill.speculate.shapes import MOST_CHILDREN, Path, TreeShape, parents_of
 
 
 def candidates(nodes: int, levels: int, children: int) -> tuple[Path, ...]:
@@ -71,7 +71,7 @@ def likeliest_words(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 class Picking:
     """From scores of guesses, level by level, to the drafts of a tree."""
 
-    def __init__(self, shape: Shape, levels: int, device: torch.device) -> None:
+    def __init__(self, shape: TreeShape, levels: int, device: torch.device) -> None:
         self.best: Best | None = None
         if shape.paths is None:
             self.best = Best(shape.nodes, levels, device)

@@ -12,7 +12,7 @@ from itertools import product
 from typing import NoReturn
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.structured.limits import MAX_ALTERNATIVES, Budget, refuse
+from tokenmill.structured.limits import MAX_ALTERNATIVES, WorkBudget, refuse
 from tokenmill.structured.matching import matches
 from tokenmill.structured.shapes import (
     ANY,
@@ -55,7 +55,7 @@ class Algebra:
     """The sets of one schema. `read` gives what the subschema at a path admits."""
 
     read: Callable[[Path], Sum]
-    budget: Budget = field(default_factory=Budget)
+    budget: WorkBudget = field(default_factory=WorkBudget)
     known: dict[Node, Sum] = field(default_factory=dict)
     busy: set[Node] = field(default_factory=set)
 

@@ -63,7 +63,7 @@ InPlace = Mapping[str, Callable[[Any, Any, Path], Sum]]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenKeys:
     """What has been evaluated: these names, names of these patterns, or all; the first so many items, those that fit
     one of `some`, or all."""
 
@@ -74,8 +74,8 @@ class Seen:
     some: frozenset[Node] = frozenset()
     every_item: bool = False
 
-    def __or__(self, other: Seen) -> Seen:
-        return Seen(
+    def __or__(self, other: SeenKeys) -> SeenKeys:
+        return SeenKeys(
             self.names | other.names,
             self.patterns | other.patterns,
             self.every_name or other.every_name,
@@ -85,8 +85,8 @@ class Seen:
         )
 
 
-NOTHING = Seen()
-Case = tuple[Sum, Seen]
+NOTHING = SeenKeys()
+Case = tuple[Sum, SeenKeys]
 
 
 @dataclass(slots=True)
@@ -203,12 +203,12 @@ class Evaluated:
 
     # ------------------------------------------------------------ what is seen, and what is left
 
-    def _own(self, schema: dict[str, Any], path: Path) -> Seen:
+    def _own(self, schema: dict[str, Any], path: Path) -> SeenKeys:
         """What a place's own keywords evaluate; they are checked by now."""
         listed = isinstance(schema.get("items"), list)
         by_pattern = (*path, "patternProperties")
         counted = "contains" in schema and self.reader.dialect(path).contains_evaluates
-        return Seen(
+        return SeenKeys(
             frozenset(schema.get("properties", {})),
             frozenset(self.reader.pattern(p, (*by_pattern, p)) for p in schema.get("patternProperties", {})),
             "additionalProperties" in schema,

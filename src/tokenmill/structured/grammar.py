@@ -22,7 +22,7 @@ from tokenmill.structured.lexemes import Lexemes
 from tokenmill.structured.limits import MAX_LITERAL, MAX_SPEC_BYTES, refuse
 from tokenmill.structured.schema import SchemaReader, parse
 from tokenmill.structured.shapes import At
-from tokenmill.structured.tags import Part, TagGrammar, check_fields
+from tokenmill.structured.tags import RulePart, TagGrammar, check_fields
 
 MAX_CHOICES = 10_000
 MAX_TAGS = 256
@@ -222,7 +222,7 @@ def after_thinking(text: str, close: str, opened: str, tokens: Any) -> str:
 
     If `opened` is not empty, reasoning begins so, or there is none. White space may stand after it."""
     writer = TagGrammar(lambda schema: "true", tokens or {})
-    thought = writer.row([*writer.literal(opened), Part("TEXT", "free"), *writer.literal(close)], False)
+    thought = writer.row([*writer.literal(opened), RulePart("TEXT", "free"), *writer.literal(close)], False)
     start = f"start: {thought} SPACE @body" + (" | @body" if opened else "")
     outer = "\n".join(["%llguidance {}", start, *writer.rules, "TEXT: /(?s:.*)/", "SPACE: /[ \\n\\r\\t]{0,4}/", ""])
     inner = json.loads(text)["grammars"][0] if text.startswith("{") else {"lark_grammar": text}

@@ -29,10 +29,10 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class LexemeGroup:
     """Parts with what stands between them and after them; `rule`: they are that rule instead."""
 
-    parts: list[Leaf | Group]
+    parts: list[Leaf | LexemeGroup]
     between: str = " "
     mark: str = ""
     rule: str = ""
@@ -69,7 +69,7 @@ class Lexemes:
         """Rules that need no rule of which they are a part, and no token: these are regular."""
         self.widths: dict[str, tuple[int, int | None]] = {}
         self.names: dict[str, str] = {}
-        self.plans: dict[str, Leaf | Group] = {}
+        self.plans: dict[str, Leaf | LexemeGroup] = {}
         self.terminals: dict[str, str] = {}
 
     def regular(self) -> str | None:
@@ -125,23 +125,23 @@ class Lexemes:
 
     # ------------------------------------------------------------ plans
 
-    def _plan(self, node: Node) -> Leaf | Group:
+    def _plan(self, node: Node) -> Leaf | LexemeGroup:
         if self._is_regular(node):
             return self._run((node,))
         if isinstance(node, Alt):
-            return Group([self._row(o.items) for o in node.options], " | ")
+            return LexemeGroup([self._row(o.items) for o in node.options], " | ")
         if isinstance(node, Rep):
-            return Group([self._plan(node.item)], mark=_mark(node))
-        return self._rule(node.name) if isinstance(node, Ref) else Group([], rule=node.text)  # type: ignore[union-attr]
+            return LexemeGroup([self._plan(node.item)], mark=_mark(node))
+        return self._rule(node.name) if isinstance(node, Ref) else LexemeGroup([], rule=node.text)  # type: ignore[union-attr]
 
-    def _rule(self, name: str) -> Group:
+    def _rule(self, name: str) -> LexemeGroup:
         if name not in self.plans:
-            self.plans[name] = Group([])  # it may need itself
+            self.plans[name] = LexemeGroup([])  # it may need itself
             self.plans[name] = self._plan(self.rules[name])
-        return Group([], rule=self._name(name))
+        return LexemeGroup([], rule=self._name(name))
 
-    def _row(self, items: tuple[Node, ...]) -> Group:
-        parts: list[Leaf | Group] = []
+    def _row(self, items: tuple[Node, ...]) -> LexemeGroup:
+        parts: list[Leaf | LexemeGroup] = []
         at = 0
         while at < len(items):
             end = next((i for i in range(at, len(items)) if not self._is_regular(items[i])), len(items))
@@ -150,17 +150,17 @@ class Lexemes:
             if end < len(items):
                 parts.append(self._plan(items[end]))
             at = end + 1
-        return Group(parts)
+        return LexemeGroup(parts)
 
-    def _run(self, items: tuple[Node, ...]) -> Leaf | Group:
+    def _run(self, items: tuple[Node, ...]) -> Leaf | LexemeGroup:
         """Regular neighbours as lexemes that are as long as they may be, as far as they alone can tell."""
-        parts: list[Leaf | Group] = []
+        parts: list[Leaf | LexemeGroup] = []
         at = 0
         while at < len(items):
             end = next((e for e in range(len(items), at, -1) if self._stands_alone(items[at:e])), at)
             parts.append(Leaf(items[at:end]) if end > at else self._divided(items[at : at + 1]))
             at = max(end, at + 1)
-        return parts[0] if len(parts) == 1 else Group(parts)
+        return parts[0] if len(parts) == 1 else LexemeGroup(parts)
 
     def _stands_alone(self, items: tuple[Node, ...]) -> bool:
         low, high = self._width(Seq(items))  # type: ignore[arg-type]
@@ -187,17 +187,17 @@ class Lexemes:
         add_low, add_high = (min, max) if isinstance(node, Alt) else (sum, sum)
         return add_low(lows), add_high(highs) if len(highs) == len(found) else None
 
-    def _divided(self, items: tuple[Node, ...]) -> Leaf | Group:
+    def _divided(self, items: tuple[Node, ...]) -> Leaf | LexemeGroup:
         """The same in smaller parts."""
         if len(items) > 1:
-            return Group([self._run((item,)) for item in items])
+            return LexemeGroup([self._run((item,)) for item in items])
         item = items[0]
         if isinstance(item, Ref):
             return self._rule(item.name)
         if isinstance(item, Alt):
-            return Group([self._run(tuple(o.items)) for o in item.options], " | ")
+            return LexemeGroup([self._run(tuple(o.items)) for o in item.options], " | ")
         if isinstance(item, Rep):
-            return Group([self._run((item.item,))], mark=_mark(item))
+            return LexemeGroup([self._run((item.item,))], mark=_mark(item))
         return Leaf(items)
 
     # ------------------------------------------------------------ comparing
@@ -262,7 +262,7 @@ class Lexemes:
     def _name(self, name: str) -> str:
         return "start" if name == "root" else self.names.setdefault(name, f"r{len(self.names)}")
 
-    def _text(self, plan: Leaf | Group) -> str:
+    def _text(self, plan: Leaf | LexemeGroup) -> str:
         if isinstance(plan, Leaf):
             text = f"/{regex.write(Alt(tuple(self._spelt(Alt((Seq(plan.items),))).options)))}/"  # type: ignore[arg-type]
             return self.terminals.setdefault(text, f"T{len(self.terminals)}")
@@ -291,14 +291,14 @@ def _is_char(items: tuple[Node, ...]) -> bool:
     return len(items) == 1 and isinstance(items[0], Chars)
 
 
-def _leaves(plan: Leaf | Group) -> list[Leaf]:
+def _leaves(plan: Leaf | LexemeGroup) -> list[Leaf]:
     return [plan] if isinstance(plan, Leaf) else [leaf for part in plan.parts for leaf in _leaves(part)]
 
 
-def _replaced(plan: Leaf | Group, divided: dict[tuple[Node, ...], Leaf | Group]) -> Leaf | Group:
+def _replaced(plan: Leaf | LexemeGroup, divided: dict[tuple[Node, ...], Leaf | LexemeGroup]) -> Leaf | LexemeGroup:
     if isinstance(plan, Leaf):
         return divided.get(plan.items, plan)
-    return Group([_replaced(part, divided) for part in plan.parts], plan.between, plan.mark, plan.rule)
+    return LexemeGroup([_replaced(part, divided) for part in plan.parts], plan.between, plan.mark, plan.rule)
 
 
 def _closure(auto: _Automaton, state: int) -> set[int]:

@@ -33,7 +33,7 @@ def refuse(message: str) -> NoReturn:
 
 
 @dataclass(slots=True)
-class Budget:
+class WorkBudget:
     """The work that may still be done."""
 
     left: int = MAX_WORK

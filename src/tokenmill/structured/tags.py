@@ -27,7 +27,7 @@ _SHORT = ("fixed", "bounded", "choice")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RulePart:
     """A part of a rule. All but tokens and rules are regular and can be parts of one lexeme: "fixed" is one text,
     "bounded" and "endless" are expressions, "choice" is made of short ones that can be lexemes as well, "free" is any
     text until what follows it."""
@@ -36,7 +36,7 @@ class Part:
     kind: Kind
 
 
-Parts = list[Part]
+Parts = list[RulePart]
 
 
 class TagGrammar:
@@ -96,19 +96,19 @@ class TagGrammar:
         for token, number in self.tokens.items():
             before, found, after = text.partition(token)
             if found:
-                return [*self.literal(before), Part(f"<[{number}]>", "token"), *self.literal(after)]
-        return [Part(f"/{regex.literal(text)}/", "fixed")] if text else []
+                return [*self.literal(before), RulePart(f"<[{number}]>", "token"), *self.literal(after)]
+        return [RulePart(f"/{regex.literal(text)}/", "fixed")] if text else []
 
-    def free(self, given: dict[str, Any]) -> Part:
+    def free(self, given: dict[str, Any]) -> RulePart:
         """Any text, without those that `excludes` lists."""
         excluded = _excluded(given)
-        return Part(self.terminal(f"TEXT & {excluded}") if excluded else "TEXT", "free")
+        return RulePart(self.terminal(f"TEXT & {excluded}") if excluded else "TEXT", "free")
 
     def row(self, parts: Parts, last: bool) -> str:
         """Parts one after the other, as they stand in a rule."""
         written: list[str] = []
         run: Parts = []
-        for part in [*parts, Part("", "token" if last else "rule")]:
+        for part in [*parts, RulePart("", "token" if last else "rule")]:
             if part.kind not in ("token", "rule"):
                 run.append(part)
                 continue
@@ -187,13 +187,13 @@ def _token(writer: TagGrammar, given: dict[str, Any], last: bool) -> Parts:
     number = writer.tokens.get(token) if isinstance(token, str) else token
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         _refuse("token must be a token id, or a text that special_tokens names")
-    return [Part(f"<[{number}]>", "token")]
+    return [RulePart(f"<[{number}]>", "token")]
 
 
 def _json(writer: TagGrammar, given: dict[str, Any], last: bool) -> Parts:
     if given.get("style", "json") != "json":
         _refuse(f"the style {given['style']!r} is not supported; there is 'json'")
-    return [Part(writer.rule(f"%json {writer.embed(given.get('json_schema', True))}"), "rule")]
+    return [RulePart(writer.rule(f"%json {writer.embed(given.get('json_schema', True))}"), "rule")]
 
 
 def _regex(writer: TagGrammar, given: dict[str, Any], last: bool) -> Parts:
@@ -206,7 +206,7 @@ def _regex(writer: TagGrammar, given: dict[str, Any], last: bool) -> Parts:
         _refuse(f"pattern: {error}")
     kind: Literal["bounded", "endless"] = "endless" if regex.width(found)[1] is None else "bounded"
     excluded = _excluded(given)
-    return [Part(writer.terminal(f"/{found}/ & {excluded}") if excluded else f"/{found}/", kind)]
+    return [RulePart(writer.terminal(f"/{found}/ & {excluded}") if excluded else f"/{found}/", kind)]
 
 
 def _text(writer: TagGrammar, given: dict[str, Any], last: bool) -> Parts:
@@ -227,7 +227,7 @@ def _choice(writer: TagGrammar, options: list[Parts], last: bool) -> Parts:
         return options[0]
     kind = _kind(list(chain.from_iterable(options)))
     texts = [" ".join(p.text for p in o) or '""' if kind == "endless" else writer.row(o, last) for o in options]
-    return [Part(f"({' | '.join(texts)})", kind)]
+    return [RulePart(f"({' | '.join(texts)})", kind)]
 
 
 def _kind(parts: Parts) -> Kind:
@@ -246,7 +246,7 @@ def _repeated(low: int, high: int | None) -> Callable[..., Parts]:
             return []
         kind = _kind(inner)
         text = " ".join(p.text for p in inner) if kind == "endless" else writer.row(inner, last and high == 1)
-        return [Part(f"({text}){mark}", kind)]
+        return [RulePart(f"({text}){mark}", kind)]
 
     return write
 
@@ -273,7 +273,7 @@ def _tag(writer: TagGrammar, given: dict[str, Any], last: bool, skip: str = "") 
     if len(closings) == 1:
         return [*head, *content, *closings[0]]
     if all(len(c) == 1 and c[0].kind == "fixed" for c in closings):
-        return [*head, *content, Part("(" + " | ".join(c[0].text for c in closings) + ")", "fixed")]
+        return [*head, *content, RulePart("(" + " | ".join(c[0].text for c in closings) + ")", "fixed")]
     return [*head, *_choice(writer, [[*content, *closing] for closing in closings], last)]
 
 
@@ -309,8 +309,8 @@ def _triggered(writer: TagGrammar, given: dict[str, Any], last: bool) -> Parts:
     ]
     some = " | ".join(spans)
     if not once:
-        return [Part(f"({some}){'+' if some_must else '*'}", "rule"), text]
-    begun = [Part(f"({some})", "rule")]
+        return [RulePart(f"({some}){'+' if some_must else '*'}", "rule"), text]
+    begun = [RulePart(f"({some})", "rule")]
     return begun if some_must else _choice(writer, [begun, [text]], last)
 
 
@@ -323,7 +323,7 @@ def _separated(writer: TagGrammar, given: dict[str, Any], last: bool) -> Parts:
     some = writer.rule(" | ".join(f"({writer.row(o, ends)})" for o in options))
     led = writer.rule(" | ".join(f"({writer.row([*between, *o], False)})" for o in options))
     found = some if once else f"{some} {led}*"
-    return [Part(f"({found})" if _switch(given, "at_least_one") else f"({found})?", "rule")]
+    return [RulePart(f"({found})" if _switch(given, "at_least_one") else f"({found})?", "rule")]
 
 
 _WRITERS: dict[str, tuple[Callable[..., Parts], tuple[str, ...]]] = {

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from tokenmill.core.errors import ParameterError, UserError
-from tokenmill.process.worker import Task, serve
+from tokenmill.process.worker import HelperTask, serve
 from tokenmill.structured.compiled_grammar import UNFORCED, Compiled
 from tokenmill.structured.limits import refuse
 from tokenmill.structured.lowering import lower_spec
@@ -63,4 +63,4 @@ def _bytes() -> Vocabulary:
 
 def run_helper() -> None:
     """As a process of its own."""
-    serve(Task(lambda setup: answer, rests=True, nice=NICE))
+    serve(HelperTask(lambda setup: answer, rests=True, nice=NICE))

@@ -49,7 +49,7 @@ def byte_tokenizer(words: Sequence[str] = ()) -> Tokenizer:
 
 
 @dataclass(slots=True)
-class Work:
+class FakeWork:
     """A request that a fake engine works on; `said[i]` are the tokens of output i, `script` what they are to be."""
 
     request: Request
@@ -84,7 +84,7 @@ class FakeLink:
     def __init__(self, options: FakeOptions) -> None:
         self.options = options
         self.letters = [options.tokenizer.encode(c, add_special_tokens=False)[0] for c in LETTERS]
-        self.works: dict[str, Work] = {}
+        self.works: dict[str, FakeWork] = {}
         self.commands: list[Command] = []
         self.task: asyncio.Task[None] | None = None
         self.on_death: Callable[[str], None] = lambda reason: None
@@ -200,7 +200,7 @@ class FakeLink:
             report.accepted.append(request.id)
         said = [list(tokens) for tokens in request.emitted] or [[] for _ in range(request.params.num_sequences)]
         script = self.options.tokenizer.encode(self.options.script, add_special_tokens=False)
-        self.works[request.id] = Work(request, command.pooling, said, set(request.ended), script)
+        self.works[request.id] = FakeWork(request, command.pooling, said, set(request.ended), script)
 
     def _abort(self, command: Abort) -> None:
         work = self.works.get(command.request_id)
@@ -209,7 +209,7 @@ class FakeLink:
             if len(work.ended) == len(work.said):
                 del self.works[command.request_id]
 
-    def _advance(self, work: Work, report: Report) -> None:
+    def _advance(self, work: FakeWork, report: Report) -> None:
         request = work.request
         if work.pooling is not None:
             vector = [1.0 / HIDDEN**0.5] * HIDDEN

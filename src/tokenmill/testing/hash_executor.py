@@ -66,7 +66,7 @@ class Tree:
 
 
 @dataclass(slots=True)
-class Memory:
+class HashMemory:
     """What is written down: by pool and slot (group, position, content), by snapshot slot (position, state)."""
 
     slots: list[dict[int, tuple[int, int, int]]] = field(default_factory=list)
@@ -105,7 +105,7 @@ class HashExecutor:
     guess: Callable[[list[int], int], list[int] | tuple[list[int], list[int]]] = lambda tokens, seed: []
     fail: set[int] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)
-    memory: Memory = field(default_factory=Memory)
+    memory: HashMemory = field(default_factory=HashMemory)
     epoch: int = 0
     failed_epoch: int = -1
 

@@ -59,14 +59,14 @@ class TemplateError(UserError):
 
 
 @dataclass(slots=True)
-class Node:
+class GoNode:
     """A text, a print of a value, or an if or range with its head, its body and the body of its `else`."""
 
     kind: str
     head: str = ""
     words: list[str] = field(default_factory=list)
-    inside: list[Node] = field(default_factory=list)
-    other: list[Node] = field(default_factory=list)
+    inside: list[GoNode] = field(default_factory=list)
+    other: list[GoNode] = field(default_factory=list)
     line: int = 0
 
 
@@ -80,14 +80,14 @@ def to_jinja(template: str) -> str:
     if names & {".Messages", "$.Messages"}:
         return _GATHER + _Writer(whole=True).write(nodes)
     if ".Response" not in names:
-        nodes.append(Node("print", words=[".Response"]))
+        nodes.append(GoNode("print", words=[".Response"]))
     writer = _Writer(whole=False)
     full, last = writer.write(nodes), writer.write(_until_response(nodes)[0])
     macro = "{{%- macro {}(system, prompt, response) -%}}{}{{%- endmacro -%}}"
     return macro.format("turn", full) + macro.format("last", last) + _GATHER + _TURNS
 
 
-def _pieces(template: str) -> Iterator[Node]:
+def _pieces(template: str) -> Iterator[GoNode]:
     """Actions, and the texts between them, trimmed as the actions ask."""
     at, line, trim = 0, 1, False
     while (begin := template.find("{{", at)) >= 0:
@@ -108,25 +108,25 @@ def _pieces(template: str) -> Iterator[Node]:
     yield from _between(template[at:], trim, False)
 
 
-def _between(text: str, left: bool, right: bool) -> Iterator[Node]:
+def _between(text: str, left: bool, right: bool) -> Iterator[GoNode]:
     text = text.lstrip(_SPACE) if left else text
     text = text.rstrip(_SPACE) if right else text
     if text:
-        yield Node("text", text)
+        yield GoNode("text", text)
 
 
-def _action(body: str, line: int) -> Node:
+def _action(body: str, line: int) -> GoNode:
     words = _words(body, line)
     if not words:
         raise _wrong(line, "an action is empty")
     first = words[0]
     if first in ("if", "range", "else", "end"):
-        return Node(first, words=words[1:], line=line)
+        return GoNode(first, words=words[1:], line=line)
     if first in ("with", "define", "template", "block", "break", "continue"):
         raise _wrong(line, f"`{first}` has no counterpart here")
     if first.startswith("$") and words[1:2] in ([":="], ["="]):
-        return Node("set", first, words[2:], line=line)
-    return Node("print", words=words, line=line)
+        return GoNode("set", first, words[2:], line=line)
+    return GoNode("print", words=words, line=line)
 
 
 def _words(body: str, line: int) -> list[str]:
@@ -142,11 +142,11 @@ def _words(body: str, line: int) -> list[str]:
     return found
 
 
-def _parse(pieces: list[Node], at: int, depth: int) -> tuple[list[Node], int]:
+def _parse(pieces: list[GoNode], at: int, depth: int) -> tuple[list[GoNode], int]:
     """Parse pieces from `at` on; -> (the tree, 0 if all is read, else the place of the `else` or `end`)."""
     if depth > MOST_DEPTH:
         raise TemplateError(f"the template nests more than {MOST_DEPTH} levels deep: {OWN}.")
-    found: list[Node] = []
+    found: list[GoNode] = []
     while at < len(pieces):
         node = pieces[at]
         if node.kind in ("else", "end"):
@@ -162,14 +162,14 @@ def _parse(pieces: list[Node], at: int, depth: int) -> tuple[list[Node], int]:
     return found, 0
 
 
-def _branch(node: Node, pieces: list[Node], at: int, depth: int) -> int:
+def _branch(node: GoNode, pieces: list[GoNode], at: int, depth: int) -> int:
     """Parse a node's body; -> the place behind its end."""
     node.inside, at = _parse(pieces, at, depth + 1)
     closing = pieces[at]
     if closing.kind == "end":
         return at + 1
     if closing.words[:1] == ["if"]:  # else if: both share one end
-        inner = Node("if", words=closing.words[1:], line=closing.line)
+        inner = GoNode("if", words=closing.words[1:], line=closing.line)
         at = _branch(inner, pieces, at + 1, depth + 1)
         node.other = [inner]
         return at
@@ -181,16 +181,16 @@ def _branch(node: Node, pieces: list[Node], at: int, depth: int) -> int:
     return at + 1
 
 
-def _names(nodes: list[Node]) -> Iterator[str]:
+def _names(nodes: list[GoNode]) -> Iterator[str]:
     for node in nodes:
         yield from node.words
         yield from _names(node.inside)
         yield from _names(node.other)
 
 
-def _until_response(nodes: list[Node]) -> tuple[list[Node], bool]:
+def _until_response(nodes: list[GoNode]) -> tuple[list[GoNode], bool]:
     """-> (the nodes up to and including the one that prints .Response, was there one?)."""
-    kept: list[Node] = []
+    kept: list[GoNode] = []
     for node in nodes:
         if node.kind == "print" and ".Response" in node.words:
             return [*kept, node], True
@@ -199,7 +199,7 @@ def _until_response(nodes: list[Node]) -> tuple[list[Node], bool]:
             raise _wrong(node.line, "an `if` around .Response has an `else`")
         other, also = _until_response(node.other)
         if found or also:
-            return [*kept, Node(node.kind, node.head, node.words, inside, other, node.line)], True
+            return [*kept, GoNode(node.kind, node.head, node.words, inside, other, node.line)], True
         kept.append(node)
     return kept, False
 
@@ -215,10 +215,10 @@ class _Writer:
         self.lasts: set[str] = set()
         """Variables that say whether this message is the last one."""
 
-    def write(self, nodes: list[Node]) -> str:
+    def write(self, nodes: list[GoNode]) -> str:
         return "".join(self._node(node) for node in nodes)
 
-    def _node(self, node: Node) -> str:
+    def _node(self, node: GoNode) -> str:
         if node.kind == "text":
             return f"{{{{ {literal(node.head)} }}}}"
         if node.kind == "print":
@@ -229,7 +229,7 @@ class _Writer:
             return self._range(node)
         return self._set(node)
 
-    def _printed(self, node: Node) -> str:
+    def _printed(self, node: GoNode) -> str:
         if len(node.words) != 1:
             raise _wrong(node.line, f"`{' '.join(node.words)[:60]}` has no counterpart here")
         return self._text(node.words[0], node.line)
@@ -249,7 +249,7 @@ class _Writer:
             return TURN[word.removeprefix("$")]
         raise _wrong(line, f"`{word[:60]}` has no counterpart here")
 
-    def _if(self, node: Node) -> str:
+    def _if(self, node: GoNode) -> str:
         if (
             self.whole
             and node.words in ([".Messages"], ["$.Messages"])
@@ -259,7 +259,7 @@ class _Writer:
         other = f"{{%- else -%}}{self.write(node.other)}" if node.other else ""
         return f"{{%- if {self._condition(node)} -%}}{self.write(node.inside)}{other}{{%- endif -%}}"
 
-    def _condition(self, node: Node) -> str:
+    def _condition(self, node: GoNode) -> str:
         found, rest = self._operand(node.words, node.line, depth=0, alone=True)
         if rest:
             raise _wrong(node.line, f"`{' '.join(node.words)[:60]}` has no counterpart here")
@@ -308,7 +308,7 @@ class _Writer:
         wanted = ["(", "len", "(", "slice", "$.Messages", self.index, ")", ")", "1"]
         return "loop.last" if self.index and words[: len(wanted)] == wanted else ""
 
-    def _range(self, node: Node) -> str:
+    def _range(self, node: GoNode) -> str:
         words = node.words
         item, index = "", ""
         if ":=" in words:
@@ -328,7 +328,7 @@ class _Writer:
         self.lasts.clear()
         return f"{{%- for message in mill.messages -%}}{text}{{%- endfor -%}}"
 
-    def _set(self, node: Node) -> str:
+    def _set(self, node: GoNode) -> str:
         if self.inside and node.words[:1] == ["eq"] and self._last(node.words[1:]) and len(node.words) == 10:
             self.lasts.add(node.head)
             return ""

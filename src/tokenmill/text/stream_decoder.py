@@ -10,7 +10,7 @@ import codecs
 from collections.abc import Sequence
 
 from tokenmill.text.codec import Tokenizer
-from tokenmill.text.token_bytes import Head, PieceTable
+from tokenmill.text.token_bytes import PieceTable, StartTrimmer
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 _WINDOW = 6  # tokens kept as left context by decoders without a byte table
@@ -43,7 +43,7 @@ class StreamDecoder:
 class _ByteStream:
     def __init__(self, table: PieceTable, prompt_ids: Sequence[int]) -> None:
         self._table = table
-        self._head: Head | None = Head(table)
+        self._head: StartTrimmer | None = StartTrimmer(table)
         self._utf8 = _UTF8("replace")
         used = 0
         while not self._head.settled and used < len(prompt_ids):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from tokenmill.process.worker import Answer, Task, Unusable, serve
+from tokenmill.process.worker import Answer, HelperTask, Unusable, serve
 
 Message = dict[str, Any]
 _END = "\ufdd1"  # a code point that is never text; it marks the end of an unfinished last message
@@ -25,7 +25,7 @@ TEXT_PARTS = {
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
-class Refused(Exception):
+class RefusedByTemplate(Exception):
     """The messages do not fit the template. The text is for the person who sent them."""
 
 
@@ -39,7 +39,7 @@ def prepare(setup: dict[str, Any]) -> Answer:
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         try:
             return {"text": templates[request["template"]].render(request, setup["max_chars"])}
-        except Refused as error:
+        except RefusedByTemplate as error:
             return {"error": str(error)}
         except MemoryError:
             return {"error": "the chat template needs too much memory"}
@@ -76,7 +76,7 @@ class Compiled:
             chunks.append(chunk)
             size += len(chunk)
             if size > max_chars:
-                raise Refused(f"the rendered chat is over the limit of {max_chars} characters")
+                raise RefusedByTemplate(f"the rendered chat is over the limit of {max_chars} characters")
         text = "".join(chunks)
         return _cut_at_end(text) if request["continue"] else text
 
@@ -144,7 +144,7 @@ def _part_text(part: object) -> str:
     kind = str(part.get("type", "text")) if isinstance(part, dict) else type(part).__name__
     text = part.get(TEXT_PARTS.get(kind, "")) if isinstance(part, dict) else None
     if not isinstance(text, str):
-        raise Refused(f"this model's chat template takes text only, not a content part of type {kind!r}")
+        raise RefusedByTemplate(f"this model's chat template takes text only, not a content part of type {kind!r}")
     return text
 
 
@@ -186,13 +186,13 @@ def _mark_end(messages: list[Message]) -> None:
     elif texts:
         texts[-1]["text"] = f"{texts[-1]['text']}{_END} "
     else:
-        raise Refused("continue_final_message needs a last message with text to continue")
+        raise RefusedByTemplate("continue_final_message needs a last message with text to continue")
 
 
 def _cut_at_end(text: str) -> str:
     at = text.rfind(_END)
     if at < 0:
-        raise Refused("the chat template drops the last message, so continue_final_message cannot work")
+        raise RefusedByTemplate("the chat template drops the last message, so continue_final_message cannot work")
     return text[:at] if text[at + 1 : at + 2] == " " else text[:at].rstrip()
 
 
@@ -314,4 +314,4 @@ def _warm() -> None:
 
 def run_helper() -> None:
     """Run as a helper process, without new files or sockets."""
-    serve(Task(prepare, warm=_warm, files=3))
+    serve(HelperTask(prepare, warm=_warm, files=3))

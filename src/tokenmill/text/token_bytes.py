@@ -97,7 +97,7 @@ class PieceTable(dict[int, bytes]):
 
     def text(self, ids: Iterable[int]) -> str:
         """The whole text of some ids."""
-        return Head(self).take(ids).decode("utf-8", "replace")
+        return StartTrimmer(self).take(ids).decode("utf-8", "replace")
 
     def _convert(self, token: str, token_id: int) -> bytes:
         rules = self.rules
@@ -112,7 +112,7 @@ class PieceTable(dict[int, bytes]):
         return bytes([int(match[1], 16)]) if match else token.encode()
 
 
-class Head:
+class StartTrimmer:
     """Trims the start of a text. Give it every id from the first one on."""
 
     __slots__ = ("_first", "_strip", "_table")

@@ -126,6 +126,18 @@ def test_an_archive_is_not_unpacked(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
+def test_memory_that_a_file_does_not_fill_is_not_read(tmp_path: Path) -> None:
+    """An old file lists the storages whose numbers follow. torch leaves others as it found the memory."""
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.ones(64), "b": torch.ones(3)}, path, _use_new_zipfile_serialization=False)
+    whole = path.read_bytes()
+    assert open_checkpoint(tmp_path).tensor("a").tolist() == [1.0] * 64
+    at = whole.rfind(b"\x80\x02]q\x00")  # the list
+    path.write_bytes(whole[:at] + b"\x80\x02]." + bytes(400))
+    with pytest.raises(ModelError, match="holds the numbers of 0 storages, and its tensors need 2"):
+        open_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize("zipped", [True, False])
 def test_whatever_torch_writes_of_tensors_is_read(zipped: bool, tmp_path: Path) -> None:
     layer = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))

@@ -23,7 +23,7 @@ from tokenmill.engine import ahead_notes
 from tokenmill.engine import compile_ahead as module
 from tokenmill.engine.ahead_notes import UNRELATED, is_kept, keep, note_of
 from tokenmill.engine.ahead_worker import CACHED, COMPILED, FAILED, Farm
-from tokenmill.engine.compile_ahead import Compiling, Nothing, Order, Process, Told, compile_ahead
+from tokenmill.engine.compile_ahead import CompileReport, Compiling, Nothing, Order, Process, compile_ahead
 from tokenmill.process.pipe import Pipe
 
 GPU = Gpu("NVIDIA H200", (9, 0), 132, 227 << 10, 140 << 30, 139 << 30)
@@ -133,7 +133,7 @@ def works(compiling: Compiling) -> bool:
 def test_it_is_told_and_not_done_again(on_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = on_gpu / "kernel.json"
     place.touch()
-    told = Told(40, 30, 10, 0, 5.0, places=[str(place)])
+    told = CompileReport(40, 30, 10, 0, 5.0, places=[str(place)])
     orders = answering(monkeypatch, msgspec.msgpack.encode(told))
     config, raw = make_config(model="some", device="cuda:1"), {"hidden_size": 64}
     reasons: list[str] = []
@@ -158,8 +158,8 @@ def test_it_is_told_and_not_done_again(on_gpu: Path, monkeypatch: pytest.MonkeyP
     [
         (None, "its process ended"),
         (b"\xc1", "its process ended"),
-        (msgspec.msgpack.encode(Told(9, 5, 1, 3)), "3 did not compile"),
-        (msgspec.msgpack.encode(Told(9, 9, failure="KeyError: x")), "not all are known (KeyError: x)"),
+        (msgspec.msgpack.encode(CompileReport(9, 5, 1, 3)), "3 did not compile"),
+        (msgspec.msgpack.encode(CompileReport(9, 9, failure="KeyError: x")), "not all are known (KeyError: x)"),
     ],
 )
 def test_a_load_goes_on(on_gpu: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes | None, reason: str) -> None:
@@ -189,7 +189,7 @@ def test_it_does_not_wait_for_ever(on_gpu: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_fork_is_the_same_and_ends_with_its_compilers(on_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer, its compilers' end, and nothing of it left behind."""
-    told = msgspec.msgpack.encode(Told(3, 2, 1, 0, 0.2, places=[__file__]))
+    told = msgspec.msgpack.encode(CompileReport(3, 2, 1, 0, 0.2, places=[__file__]))
     orders, compilers = on_gpu / "orders", on_gpu / "compilers"
 
     def serve(pipe: Pipe) -> None:

@@ -26,7 +26,7 @@ from tokenmill import SamplingParams
 from tokenmill.compute.forward import KVFormat, KVSpec
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.step import BlockCopy, StepPlan, TableEdit
-from tokenmill.kvcache.stages import Said, lay_out_stage
+from tokenmill.kvcache.stages import StageReport, lay_out_stage
 from tokenmill.parallel.stages import Place, cut
 from tokenmill.runner.stage import FromInbox
 from tokenmill.testing.tiny import make_tiny
@@ -180,7 +180,11 @@ def test_a_stage_has_a_layer_at_least() -> None:
 def test_stages_number_blocks_alike() -> None:
     """Groups share a pool only where every stage has equally large pages of both; plans number them as a whole."""
     full, window = KVSpec("full", 2, 8, 8), KVSpec("window", 2, 8, 8, 16)
-    every = [Said((full, window), False), Said((window, window, full), False), Said((KVSpec("full", 1, 16, 16),), True)]
+    every = [
+        StageReport((full, window), False),
+        StageReport((window, window, full), False),
+        StageReport((KVSpec("full", 1, 16, 16),), True),
+    ]
     first, second, third = (lay_out_stage(every, stage, 4, KVFormat("float32")) for stage in range(3))
     assert first.groups == second.groups == third.groups
     assert [group.pool for group in first.groups] == [0, 1], "their pages differ in the second stage"

@@ -21,7 +21,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.lora.merge import merge
 from tokenmill.lora.sites import Sites
-from tokenmill.lora.store import Store
+from tokenmill.lora.store import LoraStore
 
 pytest.importorskip("peft")
 FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"
@@ -76,7 +76,7 @@ def ours_with(config: dict, tensors: dict, folder: Path, tokens: list[int], kern
     sites = Sites(2, 16, torch.float32, torch.device("cpu"))
     model = load(config, tensors, kernels=kernels, max_positions=longest, adapters=sites)
     sites.allocate()
-    store = Store(sites, kernels)
+    store = LoraStore(sites, kernels)
     store.command({"op": "read", "id": 7, "path": str(folder)})
     state = store.command({"op": "state", "ids": [7], "wait": True})
     if state["failed"]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from tokenmill.lora.store import Store
+from tokenmill.lora.store import LoraStore
 
 
-class Slow(Store):
+class Slow(LoraStore):
     """A store whose adapters have been read when the test says so."""
 
     def __init__(self, most_kept: int) -> None:

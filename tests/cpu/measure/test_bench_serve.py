@@ -19,7 +19,7 @@ from fake_server import Fake, running
 from tokenmill.cli.verbs import app
 from tokenmill.core.errors import UserError
 from tokenmill.measure.client import Answer, Target
-from tokenmill.measure.conversations import Conversation, Lengths, Made, Turn, make_conversations
+from tokenmill.measure.conversations import Conversation, Lengths, Made, UserTurn, make_conversations
 from tokenmill.measure.devices import recognise
 from tokenmill.measure.server_load import Pattern, serve_load, sum_up, sweep
 from tokenmill.measure.server_work import fill_shares, read_totals
@@ -103,14 +103,14 @@ async def test_open_loops_keep_their_times_however_slow_the_server_is():
 
 
 async def test_traces_come_at_their_times():
-    said = [Conversation([Turn([1, 2, 3], 2)], at) for at in (0.0, 0.1, 0.9)]
+    said = [Conversation([UserTurn([1, 2, 3], 2)], at) for at in (0.0, 0.1, 0.9)]
     fake = Fake(first=0.001, gap=0.001)
     await put(fake, said, Pattern(kind="trace"))
     assert fake.times[1][0] - fake.times[0][0] > 0.05 and fake.times[2][0] - fake.times[0][0] > 0.85
     faster = await put(Fake(first=0.001, gap=0.001), said, Pattern(kind="trace", rate=10.0))
     assert 0.09 <= faster["seconds"] < 0.9
     with pytest.raises(UserError, match="no time for 1"):
-        await put(Fake(), [*said, Conversation([Turn([1], 1)])], Pattern(kind="trace"))
+        await put(Fake(), [*said, Conversation([UserTurn([1], 1)])], Pattern(kind="trace"))
 
 
 async def test_later_turns_hold_what_was_said_before():

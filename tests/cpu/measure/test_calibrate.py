@@ -25,7 +25,7 @@ from tokenmill.measure.calibration import (
 from tokenmill.measure.ceilings import read_measured
 from tokenmill.measure.devices import Device, Efficiency, efficiency_of, speeds
 from tokenmill.measure.plan import Setup, read_model
-from tokenmill.measure.roofline import Cost, Grant, Seen, StepCounts, step_cost
+from tokenmill.measure.roofline import AttentionWork, Cost, Grant, StepCounts, step_cost
 from tokenmill.measure.simulate import predict, simulate
 from tokenmill.measure.step_time import step_time
 from tokenmill.measure.workloads import Uniform
@@ -66,7 +66,9 @@ def test_around_a_step_more_rows_cost_more_and_prompts_something_else():
 
 
 def test_a_calibrated_step_is_the_sum_of_its_parts():
-    cost = Cost(counts=StepCounts(tokens=10, lines=2, rows=1, layers=3, logits=20), seen=Seen(single_bytes=2e9))
+    cost = Cost(
+        counts=StepCounts(tokens=10, lines=2, rows=1, layers=3, logits=20), seen=AttentionWork(single_bytes=2e9)
+    )
     cost.flops |= {"matrices": 2 * 1e9 * 10, "head": 2 * 1e8 * 2}
     cost.weight_bytes |= {"matrices": 2 * 1e9, "head": 0.5 * 1e8}
     found = step_time(cost, Speeds(1.0, 1.0, calibration=KNOWN))
@@ -103,7 +105,9 @@ def test_keys_in_eight_bits_are_read_at_a_speed_of_their_own():
     assert shaped.reading(1, 1e3, 1, 100) == pytest.approx(1e9)
     assert shaped.reading(2, 1e3, 64, 100) == pytest.approx(4e9) == shaped.fastest(2, 1e3)
     assert shaped.reading(2, 1e3, 8, 100) == pytest.approx(2e9)
-    cost = Cost(counts=StepCounts(tokens=2, rows=2, layers=2), seen=Seen(single_bytes=2e6, single_positions=256))
+    cost = Cost(
+        counts=StepCounts(tokens=2, rows=2, layers=2), seen=AttentionWork(single_bytes=2e6, single_positions=256)
+    )
 
     def seconds(attention):
         known = replace(KNOWN, attention=attention, decoding=(Hosted(1, 0.0, 0.0),))
@@ -142,7 +146,7 @@ def test_this_machine_is_measured_and_predicted_from(monkeypatch, tmp_path):
     for module, few in ((calibrate, {"_READ_S": 0.0}), (ceilings, {"_READ_BYTES": {"cpu": 4 << 20}, "_SHAPE_S": 0.01})):
         for name, value in few.items():
             monkeypatch.setattr(module, name, value)
-    host = calibrate_host.Sizes(1, 2, (1, 2), 6, 1)
+    host = calibrate_host.HostSizes(1, 2, (1, 2), 6, 1)
     monkeypatch.setattr(calibrate_host, "SIZES", {"cpu": host, "short": replace(host, rows=(1,), words=False)})
     found = calibrate.measure_calibrated("cpu", ("float32", "int8"))
     known = found["calibration"]
@@ -270,7 +274,7 @@ def test_a_calibration_of_this_machine_is_read_as_the_machine_is_now(monkeypatch
 
 
 def test_tokens_before_a_chunk_are_attended_at_a_speed_of_their_own():
-    seen = Seen(prompt_flops=4e12, behind_flops=3e12)
+    seen = AttentionWork(prompt_flops=4e12, behind_flops=3e12)
     cost = Cost(counts=StepCounts(tokens=16, rows=1, prompts=1, prompt_tokens=16), seen=seen)
 
     def seconds(known):

@@ -10,16 +10,16 @@ import torch
 
 from tokenmill.speculate.control import TreeControl
 from tokenmill.speculate.eagle_tree import Growth
-from tokenmill.speculate.shapes import Shape, parents_of, read_shape
+from tokenmill.speculate.shapes import TreeShape, parents_of, read_shape
 from tokenmill.speculate.tree import Best, Picking, candidates, likeliest
 
 
 def test_shapes_are_put_in_order() -> None:
     found = read_shape([[1], [0, 0], [0], (1, 2), [0, 0, 0]], None)
-    assert found == Shape(5, ((0,), (1,), (0, 0), (1, 2), (0, 0, 0)))
+    assert found == TreeShape(5, ((0,), (1,), (0, 0), (1, 2), (0, 0, 0)))
     assert found.paths is not None and parents_of(found.paths) == [0, 0, 1, 2, 3]
     assert read_shape("[(0,), (0, 0)]", 2).paths == ((0,), (0, 0))
-    assert read_shape("best", None) == Shape(16) and read_shape("best", 5) == Shape(5)
+    assert read_shape("best", None) == TreeShape(16) and read_shape("best", 5) == TreeShape(5)
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_nodes_of_equal_worth_keep_their_parents() -> None:
 def test_picking_takes_tokens_by_level_and_rank() -> None:
     scores = [torch.tensor([[0.1, 3.0, 2.0, 0.0]]), torch.tensor([[5.0, 0.0, 1.0, 4.0]])]
     paths = ((0,), (1,), (0, 0), (1, 1))
-    tokens, parents = Picking(Shape(4, paths), 2, torch.device("cpu")).pick(scores, 4)
+    tokens, parents = Picking(TreeShape(4, paths), 2, torch.device("cpu")).pick(scores, 4)
     assert tokens.tolist() == [[1, 2, 0, 3]] and parents.tolist() == [[0, 0, 1, 2]]
-    tokens, parents = Picking(Shape(3), 2, torch.device("cpu")).pick(scores, 3)
+    tokens, parents = Picking(TreeShape(3), 2, torch.device("cpu")).pick(scores, 3)
     assert tokens.tolist() == [[1, 2, 0]] and parents.tolist() == [[0, 0, 1]]
 
 

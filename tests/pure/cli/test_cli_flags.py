@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from tokenmill.cli.command import Verb
 from tokenmill.cli.flags import MODEL, _read_count, engine_flags, option_flags, resolve_options, spelling, with_flags
-from tokenmill.cli.foreign import Refused, as_ours
+from tokenmill.cli.foreign import RefusedFlag, as_ours
 from tokenmill.core import config
 from tokenmill.core.errors import ParameterError, UserError
 
@@ -200,5 +200,5 @@ def test_flags_with_underscores_are_those_with_dashes() -> None:
         "--max-model-len", "9", "--enforce-eager",
     ]  # fmt: skip
     assert as_ours(["--ctx_size=9", "--flash_attn", "on"], known, "serve") == ["--max-model-len", "9"]
-    with pytest.raises(Refused, match="There is no flag --no_such"):
+    with pytest.raises(RefusedFlag, match="There is no flag --no_such"):
         as_ours(["--no_such"], known, "serve")

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any
 
-from tokenmill.process.worker import Task, Unusable, serve
+from tokenmill.process.worker import HelperTask, Unusable, serve
 
 
 def prepare(setup: Any) -> Any:
@@ -25,4 +25,4 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_helper() -> None:
-    serve(Task(prepare))
+    serve(HelperTask(prepare))

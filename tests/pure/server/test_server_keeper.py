@@ -30,7 +30,7 @@ from tokenmill.server.engines.channel import BlockingEnd, LoopEnd, frame
 from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.links import ProcessLink, Vitals, vitals_of
 from tokenmill.server.engines.reserve import Reserve
-from tokenmill.server.engines.state import Engine, FleetOptions
+from tokenmill.server.engines.state import EngineRecord, FleetOptions
 from tokenmill.testing.fake_generator import FakeLink, FakeOptions
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
@@ -154,7 +154,7 @@ async def test_the_watch_goes_on_after_any_failure(start: Starter, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(Engine, "totals"), (Router, "forget"), (deaths.Deaths, "count"), (Fleet, "_replay")]
+    ("owner", "name"), [(EngineRecord, "totals"), (Router, "forget"), (deaths.Deaths, "count"), (Fleet, "_replay")]
 )
 async def test_whatever_breaks_at_a_death_another_life_begins(
     start: Starter, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str

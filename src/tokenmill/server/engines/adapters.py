@@ -20,7 +20,7 @@ from tokenmill.core.request import Request
 from tokenmill.engine.wire import Adapt
 from tokenmill.server.adapters import AdapterBook, Served
 from tokenmill.server.backend import ModelInfo
-from tokenmill.server.engines.state import Engine, Open
+from tokenmill.server.engines.state import EngineRecord, Open
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ well."""
 class Crew(Protocol):
     """The part of a fleet that loading adapters needs."""
 
-    engines: Sequence[Engine]
+    engines: Sequence[EngineRecord]
     open_requests: dict[str, Open]
 
     @property
@@ -120,7 +120,7 @@ class AdapterTraffic:
             served = self.book.left.pop(number)
             self._tell(Adapt(number, served.name))
 
-    def introduce(self, engine: Engine) -> None:
+    def introduce(self, engine: EngineRecord) -> None:
         """Tell a new life of an engine which adapters were loaded since the start. By itself it loads only those that
         engines start with."""
         for command in self.book.commands():
@@ -133,7 +133,7 @@ class AdapterTraffic:
             elif not loading.done.done():
                 loading.done.set_exception(EngineDeadError("engines died while they read this adapter"))
 
-    def heard(self, engine: Engine, adapted: Mapping[int, str]) -> None:
+    def heard(self, engine: EngineRecord, adapted: Mapping[int, str]) -> None:
         """Take an engine's answer about an adapter: an empty text, or an error."""
         for number, said in adapted.items():
             waiting = self.waiting.get(number)
@@ -152,7 +152,7 @@ class AdapterTraffic:
             if engine.ready:
                 self._send(engine, command)
 
-    def _send(self, engine: Engine, command: Adapt) -> None:
+    def _send(self, engine: EngineRecord, command: Adapt) -> None:
         if engine.link is None:
             return
         try:

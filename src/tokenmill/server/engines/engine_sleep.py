@@ -16,7 +16,7 @@ from tokenmill.core.errors import EngineDeadError, EngineLostError, UserError
 from tokenmill.core.sleeping import TAGS, Slept
 from tokenmill.engine.wire import Sleep, Wake
 from tokenmill.server.engines.keeper import Keeper
-from tokenmill.server.engines.state import Engine
+from tokenmill.server.engines.state import EngineRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ log = logging.getLogger("tokenmill.server")
 class Crew(Protocol):
     """The part of a fleet that sleeping needs."""
 
-    engines: Sequence[Engine]
+    engines: Sequence[EngineRecord]
     keeper: Keeper
 
 
@@ -102,7 +102,7 @@ class RestTraffic:
         if failed is not None:
             raise UserError(failed)
 
-    async def _drop(self, engine: Engine) -> None:
+    async def _drop(self, engine: EngineRecord) -> None:
         """End an engine that is to sleep and has not loaded. Its death is the answer."""
         if engine.link is None:
             self._settle(engine)
@@ -110,24 +110,24 @@ class RestTraffic:
             engine.unloaded = "it was told to sleep while it loaded"  # so the death is not held against it
             await engine.link.kill()
 
-    def heard(self, engine: Engine, slept: Slept | None) -> None:
+    def heard(self, engine: EngineRecord, slept: Slept | None) -> None:
         """Take an engine's answer about sleep."""
         if slept is not None and engine.number in self.waiting:
             self.said.append(slept)
             self._settle(engine)
 
-    def loaded(self, engine: Engine) -> None:
+    def loaded(self, engine: EngineRecord) -> None:
         """A new life of this engine has loaded, so it is awake."""
         self._settle(engine)
 
-    def lost(self, engine: Engine, reason: str) -> None:
+    def lost(self, engine: EngineRecord, reason: str) -> None:
         """An engine has died. If its answer is awaited, the death is the answer."""
         if self.falling:
             self._settle(engine)
         elif engine.number in self.waiting and self.done is not None and not self.done.done():
             self.done.set_exception(EngineLostError(f"an engine died while it was told ({reason})"))
 
-    def _settle(self, engine: Engine) -> None:
+    def _settle(self, engine: EngineRecord) -> None:
         self.waiting.discard(engine.number)
         if not self.waiting and self.done is not None and not self.done.done():
             self.done.set_result(None)

@@ -41,7 +41,7 @@ from tokenmill.server.engines.engine_sleep import RestTraffic
 from tokenmill.server.engines.fair_queue import FairQueue
 from tokenmill.server.engines.keeper import Keeper, MakeLink, Reports
 from tokenmill.server.engines.ready_message import learn_admission, learn_model
-from tokenmill.server.engines.state import Engine, FleetOptions, Open
+from tokenmill.server.engines.state import EngineRecord, FleetOptions, Open
 from tokenmill.server.engines.trials import Trials
 from tokenmill.text.codec import Tokenizer
 
@@ -205,7 +205,7 @@ class Fleet:
 
     # ------------------------------------------------------------ news
 
-    def _heard(self, engine: Engine, life: int, news: News) -> None:
+    def _heard(self, engine: EngineRecord, life: int, news: News) -> None:
         if life != engine.life:  # said before it died
             return
         if isinstance(news, Beat):
@@ -242,7 +242,7 @@ class Fleet:
                     end()
             entry.answer(SequenceError(MUDDLED))
 
-    def _loaded(self, engine: Engine, ready: Ready) -> None:
+    def _loaded(self, engine: EngineRecord, ready: Ready) -> None:
         if self._info is None:
             self._learn(ready)
             self.tell_names()
@@ -262,7 +262,7 @@ class Fleet:
             if (entry := self.open_requests.get(request_id)) is not None:
                 self._try_again(entry)
 
-    def _start_failed(self, engine: Engine, failed: Failed) -> None:
+    def _start_failed(self, engine: EngineRecord, failed: Failed) -> None:
         kind = UserError if failed.user else EngineLostError if failed.lost else EngineFaultError
         error = kind(failed.message)
         if self.loaded is not None and not self.loaded.done():
@@ -285,7 +285,7 @@ class Fleet:
         if self.options.fair:
             self.queue.limit = max(1, self._info.max_rows * len(self.engines) * 5 // 4)
 
-    def _note_fates(self, engine: Engine, report: Report) -> None:
+    def _note_fates(self, engine: EngineRecord, report: Report) -> None:
         """Note which requests the engine has begun, refused or failed, and how far it has read them."""
         safely = self.deliveries.safely
         safely("", self.router.cached, engine.number, report.published, report.gone)
@@ -441,7 +441,7 @@ class Fleet:
 
     # ------------------------------------------------------------ death
 
-    def _lost(self, engine: Engine, reason: str) -> None:
+    def _lost(self, engine: EngineRecord, reason: str) -> None:
         """An engine has died. Other engines, or its next life, continue its requests."""
         if self.loaded is not None and not self.loaded.done():
             if not engine.hung:

@@ -17,7 +17,7 @@ from tokenmill.engine.deaths import Deaths, pause_after
 from tokenmill.engine.wire import EngineStats, News
 from tokenmill.server.engines.links import Link
 from tokenmill.server.engines.reserve import Reserve
-from tokenmill.server.engines.state import Engine, FleetOptions
+from tokenmill.server.engines.state import EngineRecord, FleetOptions
 
 log = logging.getLogger("tokenmill.server")
 MakeLink = Callable[[int, int], Link]
@@ -36,9 +36,9 @@ LEAST_WORK = 0.02
 class Reports:
     """Callbacks."""
 
-    news: Callable[[Engine, int, News], None]
+    news: Callable[[EngineRecord, int, News], None]
     """A life of an engine has said something."""
-    loss: Callable[[Engine, str], None]
+    loss: Callable[[EngineRecord, str], None]
     """An engine has died. Its next life begins after this call."""
     broken: Callable[[str], None]
     """There were too many deaths. No engine is started any more."""
@@ -53,7 +53,7 @@ class Keeper:
         self.make_link = make_link
         self.options = options
         self.reports = reports
-        self.engines = [Engine(i) for i in range(options.engines)]
+        self.engines = [EngineRecord(i) for i in range(options.engines)]
         self.reserve = Reserve()
         self.deaths = Deaths(options.max_restarts_per_minute)
         self.restarts = 0
@@ -78,7 +78,7 @@ class Keeper:
         await asyncio.gather(*(e.link.stop() for e in self.engines if e.link is not None), return_exceptions=True)
         self.reserve.close()
 
-    def launch(self, engine: Engine) -> None:
+    def launch(self, engine: EngineRecord) -> None:
         """Begin a new life. If that fails, try again after a pause."""
         if self.closed or self.broken is not None or self.resting or engine.link is not None:
             return
@@ -93,7 +93,7 @@ class Keeper:
             self.failed_starts += 1
             self._again(engine, f"it cannot be started ({getattr(error, 'strerror', None) or error})")
 
-    def failed_to_load(self, engine: Engine, message: str) -> None:
+    def failed_to_load(self, engine: EngineRecord, message: str) -> None:
         """A life reports why it could not load. Its death follows."""
         engine.unloaded = message
 
@@ -106,7 +106,7 @@ class Keeper:
 
     # ------------------------------------------------------------ deaths
 
-    def _died(self, engine: Engine, life: int, reason: str) -> None:
+    def _died(self, engine: EngineRecord, life: int, reason: str) -> None:
         if life != engine.life or self.broken is not None or self.closed:
             return
         engine.ready, engine.link = False, None
@@ -122,7 +122,7 @@ class Keeper:
         if self.broken is not None:
             self.reports.broken(self.broken)
 
-    def _bury(self, engine: Engine, reason: str) -> None:
+    def _bury(self, engine: EngineRecord, reason: str) -> None:
         log.error("engine %d died (%s) with %d requests", engine.number, reason, len(engine.requests))
         unloaded, was_ready = engine.unloaded, engine.loaded
         engine.before, engine.stats = engine.totals(), EngineStats()
@@ -137,7 +137,7 @@ class Keeper:
             else:
                 self._again(engine, f"it did not load ({unloaded or reason})")
 
-    def _again(self, engine: Engine, why: str) -> None:
+    def _again(self, engine: EngineRecord, why: str) -> None:
         """Start it again later, when what is missing now (descriptors, memory, disk) may be there again."""
         pause = pause_after(engine.vain)
         engine.vain += 1
@@ -183,7 +183,7 @@ class Keeper:
                 if engine.link is not None:
                     await engine.link.kill()
 
-    def _stuck(self, engine: Engine) -> bool:
+    def _stuck(self, engine: EngineRecord) -> bool:
         now, limit = time.monotonic(), self.options.watchdog_s
         if engine.link is None or engine.hung:  # it has been told already
             return False

@@ -51,7 +51,7 @@ class Open(Said):
         self.died(max((tokens for at, tokens in self.timeline.prefill if at <= counted_at), default=0))
 
 
-class Engine:
+class EngineRecord:
     """The server's record of one engine and its present life."""
 
     def __init__(self, number: int) -> None:

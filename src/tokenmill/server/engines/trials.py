@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tokenmill.server.engines.state import Engine, Open
+from tokenmill.server.engines.state import EngineRecord, Open
 
 PASSED = 16
 """Tokens per output after which a trial is passed: more than a dying engine can have been ahead of its reports."""
@@ -22,7 +22,7 @@ class Trials:
     """`most`: deaths that make a request a suspect. `engine`: the engine set aside for trials (-1: none). `current`:
     the request on trial. `left`: tokens until it passes (None: it must end). `passed`: how many trials were passed."""
 
-    engines: Sequence[Engine]
+    engines: Sequence[EngineRecord]
     most: int
     dispatch: Callable[..., None]
     """Sends a request to one engine, or without a number to any engine that is not set aside."""
@@ -50,7 +50,7 @@ class Trials:
         self.current = None
         self.contested.update(entry.request.id for entry in entries)
 
-    def lost(self, engine: Engine, *, explained: bool) -> None:
+    def lost(self, engine: EngineRecord, *, explained: bool) -> None:
         """An engine has died, and all its requests were replayed. `explained`: the guilty request is known."""
         self.doubt = False
         if not self.waiting:

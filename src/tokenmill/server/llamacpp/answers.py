@@ -11,7 +11,7 @@ from tokenmill.core.request import CompletionOutput
 from tokenmill.server.errors import HttpError, error_object
 from tokenmill.server.openai.completions import Completion
 from tokenmill.server.openai.logprobs import FLOOR, Row, TokenNames
-from tokenmill.server.request_job import Gathered, Task
+from tokenmill.server.request_job import Gathered, PromptTask
 from tokenmill.server.sse import event
 
 SETTINGS = (
@@ -55,7 +55,7 @@ class Answers:
                     so_far.finish_reason, so_far.stop_reason = delta.finish_reason, delta.stop_reason
                     yield event(self._final(task, so_far) | {"content": "", "tokens": []})
 
-    def _piece(self, task: Task, text: str, ids: Sequence[int], rows: Sequence[Row] | None) -> dict[str, Any]:
+    def _piece(self, task: PromptTask, text: str, ids: Sequence[int], rows: Sequence[Row] | None) -> dict[str, Any]:
         return {
             "index": task.index,
             "content": "" if self.silent else text,
@@ -67,7 +67,7 @@ class Answers:
             **self._probabilities(rows),
         }
 
-    def _final(self, task: Task, out: CompletionOutput) -> dict[str, Any]:
+    def _final(self, task: PromptTask, out: CompletionOutput) -> dict[str, Any]:
         text = "" if self.silent else out.text
         word = out.stop_reason if isinstance(out.stop_reason, str) else ""
         limit = self.silent or out.finish_reason == "length"
@@ -108,7 +108,7 @@ class Answers:
         name, raw = self.names.name(token, entry), self.names.raw(token)
         return {"id": token, "token": name, "bytes": raw, "logprob": max(entry.logprob, FLOOR)}
 
-    def _timings(self, task: Task) -> dict[str, Any]:
+    def _timings(self, task: PromptTask) -> dict[str, Any]:
         """How long the prompt and the answer took."""
         prompt, generated = len(task.request.prompt_ids) - task.cached, task.num_tokens
         t = task.figures.timeline if task.figures is not None else None

@@ -39,7 +39,7 @@ MOST_MESSAGES = 1024
 
 
 @dataclass(slots=True)
-class Recipe:
+class ModelRecipe:
     """What a model is made of. None: as in the model from which it is made."""
 
     name: str
@@ -63,12 +63,12 @@ class Reach:
     revision: str | None = None
 
 
-def from_modelfile(name: str, said: Modelfile) -> Recipe:
+def from_modelfile(name: str, said: Modelfile) -> ModelRecipe:
     """The recipe that a Modelfile describes."""
     if len(said.adapters) > 1:
         raise ModelfileError("a model has one ADAPTER here; `serve --lora-modules` serves several at once.")
     messages = [{"role": role, "content": content} for role, content in said.messages]
-    return Recipe(
+    return ModelRecipe(
         name,
         said.base,
         parameters=read_written(said.parameters),
@@ -80,7 +80,7 @@ def from_modelfile(name: str, said: Modelfile) -> Recipe:
     )
 
 
-def create(store: Store, recipe: Recipe, reach: Reach, tell: Tell) -> Entry:
+def create(store: Store, recipe: ModelRecipe, reach: Reach, tell: Tell) -> Entry:
     """Store the model. A UserError says what cannot be used."""
     full = full_name(recipe.name)
     _check_free(full, "model")
@@ -175,7 +175,7 @@ def _of_source(source: Source) -> str:
     return source.path or ", ".join(sorted(source.files))
 
 
-def _base(store: Store, recipe: Recipe, reach: Reach, tell: Tell) -> Entry:
+def _base(store: Store, recipe: ModelRecipe, reach: Reach, tell: Tell) -> Entry:
     """The model from which the new one is made. Nothing is stored under the new name yet."""
     if recipe.files:
         if recipe.base:
@@ -201,7 +201,7 @@ def _base(store: Store, recipe: Recipe, reach: Reach, tell: Tell) -> Entry:
     return pull_hub(store, recipe.base, reach.revision, reach.hub or Hub(), tell)
 
 
-def _adapter(store: Store, recipe: Recipe, reach: Reach) -> Source | None:
+def _adapter(store: Store, recipe: ModelRecipe, reach: Reach) -> Source | None:
     """The adapter, if the recipe names one."""
     if recipe.adapter_files:
         source = Source("files", files=check_files(recipe.adapter_files, "adapters"))

@@ -29,10 +29,10 @@ from tokenmill.core.files import read_object
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
 from tokenmill.server.ollama.answers import moment
-from tokenmill.server.ollama.create import Reach, Recipe, copy_model, create, from_modelfile, modelfile_of
+from tokenmill.server.ollama.create import ModelRecipe, Reach, copy_model, create, from_modelfile, modelfile_of
 from tokenmill.server.ollama.schemas import CopyRequest, CreateRequest, DeleteRequest, PullRequest, Streaming
 from tokenmill.server.ollama.store_changes import Changes, Work, in_thread
-from tokenmill.server.ollama.stored_files import MAX_CONFIG, Stored, read_stored, text_of_header
+from tokenmill.server.ollama.stored_files import MAX_CONFIG, StoredFiles, read_stored, text_of_header
 from tokenmill.server.routing import add_route, json_answer, post, read_body
 from tokenmill.server.sse import LineStream
 
@@ -147,7 +147,7 @@ def _pull(changes: Changes, store: Store, name: str, tell: Tell) -> None:
         )
 
 
-def _create(changes: Changes, store: Store, recipe: Recipe, tell: Tell) -> None:
+def _create(changes: Changes, store: Store, recipe: ModelRecipe, tell: Tell) -> None:
     create(store, recipe, Reach(changes.find, changes.hub), tell)
 
 
@@ -157,7 +157,7 @@ def _delete(store: Store, name: str) -> None:
         drop_files(store, entry)
 
 
-def recipe_of(body: CreateRequest) -> Recipe:
+def recipe_of(body: CreateRequest) -> ModelRecipe:
     """The recipe in a client's request."""
     name = body.named()
     if body.modelfile is not None:
@@ -167,7 +167,7 @@ def recipe_of(body: CreateRequest) -> Recipe:
             raise ParameterError(f"Give modelfile or {both[0]}, not both.", param="modelfile")
         return from_modelfile(name, read_modelfile(body.modelfile))
     license = [body.license] if isinstance(body.license, str) else list(body.license or ())
-    return Recipe(
+    return ModelRecipe(
         name,
         body.from_ or "",
         files=dict(body.files or {}),
@@ -236,7 +236,7 @@ def around(entry: Entry) -> dict[str, Any]:
     return found
 
 
-def _facts(store: Store, entry: Entry) -> tuple[Stored | None, dict[str, Any]]:
+def _facts(store: Store, entry: Entry) -> tuple[StoredFiles | None, dict[str, Any]]:
     try:
         where, _ = location(store, entry.source)
     except UserError:
@@ -245,7 +245,7 @@ def _facts(store: Store, entry: Entry) -> tuple[Stored | None, dict[str, Any]]:
 
 
 @lru_cache(maxsize=256)
-def _read_files(where: str, changed: float) -> tuple[Stored | None, dict[str, Any]]:
+def _read_files(where: str, changed: float) -> tuple[StoredFiles | None, dict[str, Any]]:
     """Read what the headers of a model's files state."""
     path = Path(where)
     try:

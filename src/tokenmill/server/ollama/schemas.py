@@ -80,7 +80,7 @@ class Options(BaseModel):
         }
 
 
-class Asked(BaseModel):
+class AskFields(BaseModel):
     """The fields that generate and chat share."""
 
     model_config = LOOSE
@@ -115,7 +115,7 @@ class Asked(BaseModel):
         return found
 
 
-class GenerateRequest(Asked):
+class GenerateRequest(AskFields):
     """POST /api/generate."""
 
     prompt: str = ""
@@ -190,7 +190,7 @@ def usual_order(tool: dict[str, Any]) -> dict[str, Any]:
     return {**tool, "function": {**function, "parameters": {**last, "required": parameters["required"]}}}
 
 
-class ChatRequest(Asked):
+class ChatRequest(AskFields):
     """POST /api/chat."""
 
     messages: Annotated[list[Message], few(MOST_MESSAGES)] = Field(default_factory=list)

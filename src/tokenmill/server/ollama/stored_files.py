@@ -32,7 +32,7 @@ MOST_NUMBERS = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredFiles:
     """A model's files on disk. parameters 0 or level "": not known."""
 
     format: str
@@ -42,7 +42,7 @@ class Stored:
     level: str = ""
 
 
-def read_stored(root: str) -> Stored | None:
+def read_stored(root: str) -> StoredFiles | None:
     """The files of the model of this name. None: they do not lie where the name says (hub models)."""
     path = demo_dir("main") if root == "demo" else in_home(root)
     try:
@@ -59,7 +59,7 @@ def read_stored(root: str) -> Stored | None:
         return None
 
 
-def _gguf(files: list[Path]) -> Stored:
+def _gguf(files: list[Path]) -> StoredFiles:
     opened = [open_gguf(file) for file in files]
     tensors = [info for file in opened for info in file.tensors.values()]
     file_type = opened[0].metadata.get("general.file_type")
@@ -70,15 +70,15 @@ def _gguf(files: list[Path]) -> Stored:
             sizes[info.type.name] += info.stop - info.start
         kind = max(sizes, key=sizes.__getitem__) if sizes else ""
     count = sum(math.prod(info.shape) for info in tensors)
-    return Stored("gguf", _size(files), _modified(files), count, kind)
+    return StoredFiles("gguf", _size(files), _modified(files), count, kind)
 
 
-def _folder(path: Path, files: list[Path]) -> Stored:
+def _folder(path: Path, files: list[Path]) -> StoredFiles:
     config = read_object(path / "config.json", MAX_CONFIG)
     scheme = config.get("quantization_config")
     form = "safetensors" if files[0].suffix == ".safetensors" else "pytorch"
     if isinstance(scheme, dict) and scheme:
-        return Stored(form, _size(files), _modified(files), 0, text_of_header(scheme.get("quant_method")).upper())
+        return StoredFiles(form, _size(files), _modified(files), 0, text_of_header(scheme.get("quant_method")).upper())
     kinds: Counter[str] = Counter()
     for file in files if form == "safetensors" else ():
         for kind, count in _header(file):
@@ -86,7 +86,7 @@ def _folder(path: Path, files: list[Path]) -> Stored:
     level = (
         max(kinds, key=kinds.__getitem__) if kinds else text_of_header(config.get("torch_dtype") or config.get("dtype"))
     )
-    return Stored(form, _size(files), _modified(files), sum(kinds.values()), level.upper())
+    return StoredFiles(form, _size(files), _modified(files), sum(kinds.values()), level.upper())
 
 
 def _header(file: Path) -> list[tuple[str, int]]:

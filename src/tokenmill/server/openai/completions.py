@@ -19,7 +19,7 @@ from tokenmill.server.openai.sampling import all_of_them, sampling_params, trunc
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.openai.stream_pace import StreamPace
 from tokenmill.server.openai.structure import blaming_structure
-from tokenmill.server.request_job import ENTRY, TOKEN, Batch, Gathered, Job, Task
+from tokenmill.server.request_job import ENTRY, TOKEN, Batch, Gathered, Job, PromptTask
 from tokenmill.server.sse import DONE, PlainChunks, event
 from tokenmill.text.stream_decoder import StreamDecoder
 
@@ -37,7 +37,7 @@ class Completion:
     model: str
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def columns(self, task: Task) -> CompletionColumns:
+    def columns(self, task: PromptTask) -> CompletionColumns:
         """Empty logprob columns for one choice."""
         tokenizer, body = self.context.backend.info.tokenizer, self.body
         before = [] if body.echo else task.request.prompt_ids
@@ -46,11 +46,11 @@ class Completion:
             TokenNames(tokenizer, bool(body.return_tokens_as_token_ids)), body.logprobs or 0, decoder
         )
 
-    def echo_text(self, task: Task) -> str:
+    def echo_text(self, task: PromptTask) -> str:
         """The prompt as text."""
         return task.request.prompt or ""
 
-    def place(self, task: Task, index: int) -> int:
+    def place(self, task: PromptTask, index: int) -> int:
         """The choice's index among all prompts' choices."""
         return task.index * task.request.params.n + index
 
@@ -152,7 +152,7 @@ def whole_answer(completion: Completion, gathered: Gathered) -> dict[str, Any]:
     return answer
 
 
-def _choice(completion: Completion, task: Task, result: RequestOutput, out: CompletionOutput) -> dict[str, Any]:
+def _choice(completion: Completion, task: PromptTask, result: RequestOutput, out: CompletionOutput) -> dict[str, Any]:
     body = completion.body
     text, ids, rows = out.text, out.token_ids, list(out.logprobs or [])
     if completion.only_echo:
@@ -221,7 +221,7 @@ class CompletionStream:
     def _told(self, batch: Batch) -> bytes:
         return b"".join([self._events(task, delta) for task, delta in batch])
 
-    def _events(self, task: Task, delta: TextDelta) -> bytes:
+    def _events(self, task: PromptTask, delta: TextDelta) -> bytes:
         index = self.completion.place(task, delta.index)
         if delta.prompt_logprobs is not None:  # they come before the first token, and only with output 0
             self.prompt_rows.setdefault(task.index, [None]).extend(delta.prompt_logprobs)
@@ -237,7 +237,7 @@ class CompletionStream:
             return head + plain.chunk(delta.text)
         return head + self._full(task, index, delta)
 
-    def _first(self, task: Task, index: int) -> bytes:
+    def _first(self, task: PromptTask, index: int) -> bytes:
         self.started.add(index)
         body = self.completion.body
         if not body.echo and not body.return_token_ids:
@@ -253,13 +253,13 @@ class CompletionStream:
             )
         return event(self._with_usage(chunk))
 
-    def _columns(self, task: Task, index: int) -> CompletionColumns:
+    def _columns(self, task: PromptTask, index: int) -> CompletionColumns:
         columns = self.columns.get(index)
         if columns is None:
             columns = self.columns[index] = self.completion.columns(task)
         return columns
 
-    def _full(self, task: Task, index: int, delta: TextDelta) -> bytes:
+    def _full(self, task: PromptTask, index: int, delta: TextDelta) -> bytes:
         body = self.completion.body
         held = self.pace.due(index, delta)
         if not held:

@@ -13,7 +13,7 @@ import msgspec
 from tokenmill.core.request import CompletionOutput, TextDelta, TokenLogprob
 from tokenmill.server.errors import HttpError
 from tokenmill.server.openai.completions import Completion
-from tokenmill.server.request_job import Gathered, Task
+from tokenmill.server.request_job import Gathered, PromptTask
 from tokenmill.text.codec import Tokenizer
 from tokenmill.text.stream_decoder import StreamDecoder
 
@@ -89,7 +89,7 @@ class Tokens:
         self.tokenizer: Tokenizer | None = completion.context.backend.info.tokenizer
         self.top = top
 
-    def texts(self, task: Task) -> Texts:
+    def texts(self, task: PromptTask) -> Texts:
         """The text of each token of an output, beginning with its first token."""
         return Texts(self.tokenizer, task.request.prompt_ids)
 
@@ -101,7 +101,7 @@ class Tokens:
             "top_tokens": [self._named(t, row[t]) for _, t in likely],
         }
 
-    def all(self, task: Task, rows: Sequence[dict[int, TokenLogprob]], ids: Sequence[int]) -> dict[str, Any]:
+    def all(self, task: PromptTask, rows: Sequence[dict[int, TokenLogprob]], ids: Sequence[int]) -> dict[str, Any]:
         """The tokens of one output."""
         texts, last = self.texts(task), len(ids) - 1
         pieces = [texts.next(token, ends=place == last) for place, token in enumerate(ids)]
@@ -109,7 +109,7 @@ class Tokens:
         tokens: dict[str, Any] = {"tokens": [each["token"] for each in found]}
         return tokens | ({"top_tokens": [each["top_tokens"] for each in found]} if self.top else {})
 
-    def prompt(self, task: Task, rows: Sequence[dict[int, TokenLogprob] | None] | None) -> list[dict[str, Any]]:
+    def prompt(self, task: PromptTask, rows: Sequence[dict[int, TokenLogprob] | None] | None) -> list[dict[str, Any]]:
         """The prompt's tokens. The first one has no probability."""
         found = []
         for token, row in zip(task.request.prompt_ids, rows or (), strict=False):
@@ -129,7 +129,7 @@ def reason(finish: str | None, stop: Any) -> str:
     return "stop_sequence" if isinstance(stop, str) else "eos_token"
 
 
-def _details(tokens: Tokens, task: Task, out: CompletionOutput) -> dict[str, Any]:
+def _details(tokens: Tokens, task: PromptTask, out: CompletionOutput) -> dict[str, Any]:
     return {
         "finish_reason": reason(out.finish_reason, out.stop_reason),
         "generated_tokens": len(out.token_ids),
@@ -138,7 +138,7 @@ def _details(tokens: Tokens, task: Task, out: CompletionOutput) -> dict[str, Any
     }
 
 
-def _ending(text: str, delta: TextDelta, task: Task, count: int) -> dict[str, Any]:
+def _ending(text: str, delta: TextDelta, task: PromptTask, count: int) -> dict[str, Any]:
     details = {
         "finish_reason": reason(delta.finish_reason, delta.stop_reason),
         "generated_tokens": count,
@@ -148,7 +148,7 @@ def _ending(text: str, delta: TextDelta, task: Task, count: int) -> dict[str, An
     return {"generated_text": text, "details": details}
 
 
-def _seed(task: Task) -> int | None:
+def _seed(task: PromptTask) -> int | None:
     """What gives the same text again. None: nothing was sampled."""
     return task.request.seed if task.request.params.temperature else None
 

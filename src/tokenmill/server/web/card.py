@@ -17,7 +17,7 @@ from tokenmill.measure.devices import products_in, recognise
 from tokenmill.measure.kept_measurements import kept_ceilings
 from tokenmill.server.context import Context
 from tokenmill.server.many_models.entry import Entry
-from tokenmill.server.ollama.stored_files import Stored, read_stored
+from tokenmill.server.ollama.stored_files import StoredFiles, read_stored
 from tokenmill.text.fill import find_fill
 
 
@@ -115,5 +115,5 @@ def _ceilings(details: dict[str, Any]) -> dict[str, Any] | None:
 
 
 @lru_cache(maxsize=256)
-def _files(root: str) -> Stored | None:
+def _files(root: str) -> StoredFiles | None:
     return read_stored(root)

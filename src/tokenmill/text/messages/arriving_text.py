@@ -44,7 +44,7 @@ def markers(*texts: str) -> Markers:
     return Markers(texts)
 
 
-class Source:
+class ArrivingText:
     """The text so far. While `kept` is a list, it collects everything that is read."""
 
     __slots__ = ("at", "ended", "kept", "text")

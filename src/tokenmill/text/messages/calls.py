@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tokenmill.text.messages import values
-from tokenmill.text.messages.arriving_text import Reading, Source, markers
+from tokenmill.text.messages.arriving_text import ArrivingText, Reading, markers
 from tokenmill.text.messages.describe import Args, Calls, Id, Lit, Loose, Name, Object, Pairs, Python, Skip, Step
 from tokenmill.text.messages.message import Kind
 
@@ -19,10 +19,10 @@ _NO_NAME = re.compile(r"[^\w.\-]")
 MAX_NAME = 256
 
 
-class Turn(Protocol):
+class CallingTurn(Protocol):
     """What a call needs from the turn that it belongs to."""
 
-    source: Source
+    source: ArrivingText
     tools: Mapping[str, Any] | None
     most: int | None
     count: int
@@ -49,7 +49,7 @@ def begins(step: Step, seen: str) -> bool:
 class CallReader:
     """One call while it is read. Its first event comes when its name is certain."""
 
-    def __init__(self, parser: Turn, block: Calls) -> None:
+    def __init__(self, parser: CallingTurn, block: Calls) -> None:
         self.parser = parser
         self.source = parser.source
         self.block = block

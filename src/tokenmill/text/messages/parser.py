@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenmill.text.messages.arriving_text import Reading, Source, markers
+from tokenmill.text.messages.arriving_text import ArrivingText, Reading, markers
 from tokenmill.text.messages.calls import CallReader, begins, fits
 from tokenmill.text.messages.describe import Calls, MessageFormat
 from tokenmill.text.messages.message import Event, Kind, Message
@@ -33,7 +33,7 @@ class MessageParser:
     ) -> None:
         self.tools = tools
         self.form = form
-        self.source = Source()
+        self.source = ArrivingText()
         self.blocks: dict[str, list[Calls]] = {}
         calls = form.calls if tools is not None else None
         for block in calls.blocks if calls is not None else ():
