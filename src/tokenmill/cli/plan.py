@@ -64,10 +64,7 @@ def plan(
         from tokenmill.measure.slo import cheapest, read_slo
 
     check_options(config)
-    if load.get("again") and not _is_here(on):
-        raise ParameterError(f"--measure measures this machine, and --device {on} is another: leave one of them out.")
-    if ("slo" in load) != ("users" in load):
-        raise ParameterError("--slo and --users belong together: how fast, and for how many at a time?")
+    _check_together(load, on)
     # a wrong value is reported before this machine is measured
     objective = read_slo(load["slo"]) if "slo" in load else None
     given = config.parallel
@@ -118,6 +115,16 @@ def plan(
         _show(found)
     if not found["fits"]:
         raise typer.Exit(FAILED)
+
+
+def _check_together(load: dict[str, Any], device: str) -> None:
+    """Refuse flags that need another one, or have no effect beside it."""
+    if load.get("again") and not _is_here(device):
+        raise ParameterError(
+            f"--measure measures this machine, and --device {device} is another: leave one of them out."
+        )
+    if ("slo" in load) != ("users" in load):
+        raise ParameterError("--slo and --users belong together: how fast, and for how many at a time?")
 
 
 def _is_here(name: str) -> bool:
