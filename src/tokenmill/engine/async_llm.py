@@ -207,8 +207,7 @@ class AsyncLLM:
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes. reset_running_requests: open requests are computed again, too."""
         check_connector(reset_connector)
-        for service in self.alive:
-            await service.call(functools.partial(service.engine.forget_prefixes, running=reset_running_requests))
+        await self._tell(lambda service: service.engine.forget_prefixes(running=reset_running_requests))
         return True
 
     async def update_weights(self, weights: Weights) -> int:
@@ -273,14 +272,12 @@ class AsyncLLM:
 
     async def remove_lora(self, lora_id: int) -> bool:
         """Forget an adapter, once no request uses it; False: there was none."""
-        gone = [await each.call(functools.partial(each.built.adapters.remove_given, lora_id)) for each in self.alive]
-        return any(gone)
+        return any(await self._tell(lambda service: service.built.adapters.remove_given(lora_id)))
 
     async def list_loras(self) -> set[int]:
         """The numbers of all adapters."""
-        first = self.alive[0]
-        found: set[int] = await first.call(first.built.adapters.list_given)
-        return found
+        found: list[set[int]] = await self._tell(lambda service: service.built.adapters.list_given())
+        return found[0]
 
     @property
     def first_adapter(self) -> LoRARequest | None:
@@ -292,13 +289,30 @@ class AsyncLLM:
         """The number of an adapter; the engine reads it before the request begins."""
         if lora_request is None:
             return 0
-        await self._engine()
-        first = self.alive[0]
-        adapters = first.built.adapters
-        number = int(await first.call(lambda: adapters.note(adapters.checked(lora_request))))
-        for other in [service for service in self.alive if service is not first]:
-            await other.call(functools.partial(other.built.adapters.note, lora_request, number))
-        return number
+        number: int | None = None
+
+        def note(service: Service) -> None:
+            nonlocal number
+            adapters = service.built.adapters
+            number = adapters.note(adapters.checked(lora_request), number)
+
+        await self._tell(note)
+        return number or 0
+
+    async def _tell(self, ask: Callable[[Service], Any]) -> list[Any]:
+        """Ask the engines, each in its thread, and wait if none is there and one will come. One that dies meanwhile is
+        left out: its successor follows the others."""
+        while True:
+            await self._engine()
+            found = []
+            for service in self.alive:
+                try:
+                    found.append(await service.call(functools.partial(ask, service)))
+                except EngineDeadError:
+                    if not self._may_go_on:
+                        raise
+            if found:
+                return found
 
     def close(self) -> None:
         """Free the model."""

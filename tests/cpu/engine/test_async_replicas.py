@@ -138,7 +138,8 @@ async def _one_is_lost(llm: AsyncLLM) -> None:
 
 def _kill(service: Service) -> None:
     executor: Any = service.engine.executor
-    os.kill(executor.process.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it is dead already, and not yet known to be
+        os.kill(executor.process.pid, signal.SIGKILL)
 
 
 async def _others_go_on(tiny: Path) -> None:
@@ -194,14 +195,32 @@ async def _others_go_on(tiny: Path) -> None:
             assert isinstance(found, EngineDeadError), "no engine is left"
 
 
+async def _one_dies_while_all_are_told(llm: AsyncLLM) -> None:
+    """What it would have forgotten is gone with it."""
+    for tell, answer in ((llm.reset_prefix_cache, True), (lambda: llm.remove_lora(5), False), (llm.list_loras, set())):
+        while llm.crew.successors.coming or any(service.dead is not None for service in llm.services):
+            await asyncio.sleep(0.01)
+        first, second = llm.services
+        honest = first.call
+
+        async def call(asked: Any, honest: Any = honest, second: Service = second) -> Any:
+            _kill(second)
+            while second.dead is None:
+                await asyncio.sleep(0)
+            return await honest(asked)
+
+        first.call = call  # type: ignore[method-assign]
+        assert await tell() == answer
+        first.call = honest  # type: ignore[method-assign]
+
+
 async def _all_die_at_once(tiny: Path) -> None:
     """Some requests are given to an engine that is dead, too, but not yet known to be. Later one kills engines."""
 
     async def kill_with(llm: AsyncLLM, name: str) -> None:
         while True:
             if (number := llm.owners.get(name)) is not None and llm.services[number].dead is None:
-                with contextlib.suppress(ProcessLookupError):
-                    _kill(llm.services[number])
+                _kill(llm.services[number])
             await asyncio.sleep(0.001)
 
     async def ask(llm: AsyncLLM, name: str, tokens: int = 60) -> RequestOutput:
@@ -229,6 +248,7 @@ async def _all_die_at_once(tiny: Path) -> None:
             killing.cancel()
             assert not llm.crew.successors.deaths.times
         assert not llm.owners and not llm.waiting and not llm.turns.waiting and llm.turns.engine < 0
+        await _one_dies_while_all_are_told(llm)
 
 
 def test_requests_outlive_all_engines_at_once(tiny: Path) -> None:
