@@ -1,11 +1,13 @@
 """Times a decode step of whole engines on an NVIDIA GPU, with other tiles for products of few rows in turn.
 
 python bench/gpu_steps.py GEOMETRY [--rows 32] [--layers 8] [--turns 3] [--cut NAME=BN,HEIGHT,PARTS,STAGES[;...]] ...
+python bench/gpu_steps.py GEOMETRY --devices 2 --without - --without exchange ...
 
 GEOMETRY is one of geometries.py (dense ones), cut down to some layers. Measured are: all products by programs that
 share (`--disable few-rows`), the rule's tiles, and then each --cut: what it does not name is as the rule says. NAME:
-qkv, o, gate, down or head; NAME=none leaves a product to programs that share. A figure is the least of some turns of
-256 steps.
+qkv, o, gate, down or head; NAME=none leaves a product to programs that share. Or, with --without, engines that leave
+out these optimisations (-: none). A figure is the least of some turns of 256 steps; the other one is the least of some
+turns of one step that computes all prompts, of 128 tokens each.
 """
 
 from __future__ import annotations
@@ -63,15 +65,17 @@ class Replaced:
         return cut if cut is None or (cut[2] > 1) == parts else None
 
 
-def seconds_of_a_step(config: dict[str, Any], rows: int, turns: int, disable: str | None) -> float:
-    """Of an engine that is started for it."""
+def seconds_of_steps(
+    config: dict[str, Any], rows: int, turns: int, disable: str | None, devices: int
+) -> tuple[float, float]:
+    """Of an engine that is started for it: a step of all rows, and one of their prompts."""
     from tokenmill import LLM, SamplingParams
 
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
         llm = LLM(
             folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=1024, max_num_seqs=max(rows, 2),
-            gpu_memory_utilization=0.5, disable=disable,
+            gpu_memory_utilization=0.5, disable=disable, tensor_parallel_size=devices,
         )  # fmt: skip
         prompts = [{"prompt_token_ids": [(7 * i + j) % 30000 + 5 for j in range(128)]} for i in range(rows)]
 
@@ -84,9 +88,10 @@ def seconds_of_a_step(config: dict[str, Any], rows: int, turns: int, disable: st
             return took
 
         run(16)
+        prompt = min(run(1) for _ in range(turns))
         least = min((run(272) - run(16)) / 256 for _ in range(turns))
         llm.close()
-    return least
+    return least, prompt
 
 
 def main() -> None:
@@ -95,14 +100,24 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--devices", type=int, default=1, help="cards that share each matrix; without --cut")
     parser.add_argument("--cut", action="append", default=[])
+    parser.add_argument("--without", action="append", default=[], help="what --disable leaves out, in place of --cut")
     options = parser.parse_args()
+    if options.cut and (options.without or options.devices > 1):
+        parser.error("--cut changes tiles in this process: leave out --without and --devices")
     config = few_layers(GEOMETRIES[options.geometry], options.layers)
     replaced = Replaced(config)
-    for said, disable in (("few-rows", "few-rows"), ("the rule", None), *((cut, None) for cut in options.cut)):
+    cases = [("few-rows", "few-rows"), ("the rule", None), *((cut, None) for cut in options.cut)]
+    if options.without:
+        cases = [(f"without {each}", None if each == "-" else each) for each in options.without]
+    for said, disable in cases:
         replaced.cuts = read_cuts(said) if "=" in said else {}
-        took = seconds_of_a_step(config, options.rows, options.turns, disable)
-        print(f"{options.geometry} {options.rows} rows, {options.layers} layers: {took * 1e6:8.1f} us a step: {said}")
+        took, prompt = seconds_of_steps(config, options.rows, options.turns, disable, options.devices)
+        print(
+            f"{options.geometry} {options.rows} rows, {options.layers} layers: {took * 1e6:8.1f} us a step, prompts "
+            f"{prompt * 1e3:7.1f} ms: {said}"
+        )
         sys.stdout.flush()
 
 
