@@ -179,15 +179,15 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
     check_spread(sheet, setup.spread)
     held = replace(planner, sheet=stage_of(sheet, setup.stages))
     reach = speeds(device, speed_type(planner, device), setup.efficiency)
-    memory = layouts(held, device, setup.spread.sharers(planner.kind))
-    max_context = _max_context(memory)
-    fits = memory.free >= 0 and max_context >= min(memory.wanted, USEFUL_TOKENS)
+    divided = layouts(held, device, setup.spread.sharers(planner.kind))
+    max_context = _max_context(divided)
+    fits = divided.free >= 0 and max_context >= min(divided.wanted, USEFUL_TOKENS)
     setup = replace(setup, output=max(1, min(setup.output, max_context // 2)))
     contexts = _contexts(setup, max_context) if fits else []
     points = [
         point(planner, setup, reach, context, batch)
         for context in contexts
-        for batch in _batches(held, memory, context, setup.output)
+        for batch in _batches(held, divided, context, setup.output)
     ]
     price = device.usd_per_hour if setup.price is None else setup.price
     notes = list(planner.notes) + ([device.note] if device.note else [])
@@ -204,17 +204,17 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
         "fits": fits,
         "memory": {
             "weights": held.sheet.held_bytes,
-            "kv": memory.kv_bytes,
+            "kv": divided.kv_bytes,
             "activations": _step_bytes(planner),
-            "free": memory.free,
+            "free": divided.free,
             "total": device.memory_bytes,
         },
         "max_context": max_context,
-        "max_batch": max_batch(held, memory, contexts[0]) if contexts else 0,
+        "max_batch": max_batch(held, divided, contexts[0]) if contexts else 0,
         "points": points,
         "usd_per_hour": price,
         "price_date": device.price_date if setup.price is None else "",
-        "flags": _flags(planner, memory, setup, max_context),
+        "flags": _flags(planner, divided, setup, max_context),
         "per_token": _per_token(planner),
         "traffic": _traffic(planner, setup),
         "ceilings": {
@@ -288,23 +288,23 @@ def _step_bytes(planner: Planner) -> int:
     return planner.sheet.activation_bytes + (memory.GRAPH_BYTES if planner.kind == "gpu" else 0)
 
 
-def _max_context(memory: Layouts) -> int:
+def _max_context(divided: Layouts) -> int:
     """The longest sequence that fits if it is the only one."""
-    if not all(memory.blocks):
+    if not all(divided.blocks):
         return 0
     tables = BlockTables(
-        list(memory.cache.groups), memory.blocks, memory.cache.block_size, step_tokens=memory.step_tokens
+        list(divided.cache.groups), divided.blocks, divided.cache.block_size, step_tokens=divided.step_tokens
     )
-    return min(memory.wanted, tables.max_length())
+    return min(divided.wanted, tables.max_length())
 
 
-def max_batch(planner: Planner, memory: Layouts, context: int) -> int:
+def max_batch(planner: Planner, divided: Layouts, context: int) -> int:
     """How many sequences of `context` tokens the cache holds at once."""
-    need = [0] * len(memory.blocks)
-    size = memory.cache.block_size
-    for group in memory.cache.groups:
+    need = [0] * len(divided.blocks)
+    size = divided.cache.block_size
+    for group in divided.cache.groups:
         need[group.pool] += -(-min(context, group.window + size if group.window else context) // size) + 1
-    rooms = [blocks // count for blocks, count in zip(memory.blocks, need, strict=True) if count]
+    rooms = [blocks // count for blocks, count in zip(divided.blocks, need, strict=True) if count]
     return min([planner.config.schedule.max_num_seqs, *rooms])
 
 
@@ -373,8 +373,8 @@ def rescued(planner: Planner, setup: Setup) -> str | None:
             except UserError:
                 continue
             wider = replace(setup, ranks=ranks)
-            memory = layouts(found, wider.own, wider.spread.sharers(planner.kind))
-            if memory.free >= 0 and _max_context(memory) >= min(memory.wanted, USEFUL_TOKENS):
+            divided = layouts(found, wider.own, wider.spread.sharers(planner.kind))
+            if divided.free >= 0 and _max_context(divided) >= min(divided.wanted, USEFUL_TOKENS):
                 parts = [f"--quantization {bits}"] if bits != planner.config.model.quantization else []
                 return " ".join([*parts, f"--tp {ranks}"] if ranks > setup.ranks else parts) or None
     return None
@@ -387,8 +387,8 @@ def _contexts(setup: Setup, longest: int) -> list[int]:
     return fitting or [max(1, longest - setup.output)]
 
 
-def _batches(planner: Planner, memory: Layouts, context: int, output: int) -> list[int]:
-    most = max(1, max_batch(planner, memory, context + output))
+def _batches(planner: Planner, divided: Layouts, context: int, output: int) -> list[int]:
+    most = max(1, max_batch(planner, divided, context + output))
     return sorted({batch for batch in BATCHES if batch < most} | {most})
 
 
@@ -408,7 +408,7 @@ def _per_token(planner: Planner) -> dict[str, float]:
     }
 
 
-def _flags(planner: Planner, memory: Layouts, setup: Setup, max_context: int) -> list[str]:
+def _flags(planner: Planner, divided: Layouts, setup: Setup, max_context: int) -> list[str]:
     """The flags of `serve` for this plan, without those that have default values."""
     config, known = planner.config, all_options()
     flags = {
@@ -422,8 +422,8 @@ def _flags(planner: Planner, memory: Layouts, setup: Setup, max_context: int) ->
         "data_parallel_size": setup.engines if setup.engines > 1 else None,
         "max_model_len": max_context if 0 < max_context < planner.sheet.spec.max_positions else None,
     }
-    if planner.kind == "cpu" and max_context < memory.wanted and config.cache.kv_cache_memory_bytes is None:
-        flags["kv_cache_memory_bytes"] = max(0, memory.free // 2) or None
+    if planner.kind == "cpu" and max_context < divided.wanted and config.cache.kv_cache_memory_bytes is None:
+        flags["kv_cache_memory_bytes"] = max(0, divided.free // 2) or None
     return [
         f"--{name.replace('_', '-')} {value}" for name, value in flags.items() if value is not None and name in known
     ]

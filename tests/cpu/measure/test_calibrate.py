@@ -131,7 +131,7 @@ def test_a_prefix_that_all_share_is_read_once_on_a_gpu(tmp_path):
 
 
 def test_this_machine_is_measured_and_predicted_from(monkeypatch, tmp_path):
-    small = calibrate.Sizes(
+    small = calibrate.CalibrationSizes(
         layers=((64, 128, 1 << 16), (128, 128, 1 << 18)),
         rows=(1, 8),
         mixture=(4, 2, 64, 64),
