@@ -83,14 +83,14 @@ class ContextError(TooLargeError):
         self.context, self.prompt, self.new = context, prompt, new
         if new is None:
             least = "" if exact else "at least "
-            why = f"the prompt has {least}{prompt} tokens, and at most {context - text} fit: shorten it"
+            reason = f"the prompt has {least}{prompt} tokens, and at most {context - text} fit: shorten it"
         else:
-            why = (
+            reason = (
                 f"{prompt + new} tokens were asked for ({prompt} in the prompt, {new} for the answer): shorten the "
                 f"prompt, or ask for at most {context - prompt} new ones"
             )
         super().__init__(
-            f"This model's maximum context length is {context} tokens. However, {why}, or raise --max-model-len.",
+            f"This model's maximum context length is {context} tokens. However, {reason}, or raise --max-model-len.",
             param="prompt" if new is None else "max_tokens",
         )
 

@@ -355,15 +355,18 @@ def check_ranks(config: EngineConfig, raw: dict[str, Any]) -> None:
 
 def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype, device: str) -> Sites | None:
     """The sites of adapters in a model that is about to be built; None: it takes no adapters."""
-    said = config.adapters
-    if not said.enable_lora:
+    options, spread = config.adapters, config.parallel
+    if not options.enable_lora:
         return None
     heads = raw.get("num_attention_heads"), raw.get("num_key_value_heads") or raw.get("num_attention_heads")
     counts = tuple(count if isinstance(count, int) else 0 for count in heads)
-    spread = config.parallel
-    partial = spread.pipeline_parallel_size > 1 or spread.enable_expert_parallel
     return Sites(
-        said.max_loras, said.max_lora_rank, dtype, torch.device(device), (counts[0], counts[1]), partial=partial
+        options.max_loras,
+        options.max_lora_rank,
+        dtype,
+        torch.device(device),
+        (counts[0], counts[1]),
+        partial=spread.pipeline_parallel_size > 1 or spread.enable_expert_parallel,
     )
 
 

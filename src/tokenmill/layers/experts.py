@@ -306,9 +306,9 @@ def _fused(b: Build, count: int, hidden: int, inner: int) -> ExpertWeights:
     square, never both: what the other one's shape says holds for both."""
     shapes = {"gate_up_proj": (count, 2 * inner, hidden), "down_proj": (count, hidden, inner)}
     if all(b.stacks(name) for name in shapes):
-        held = ([b.adapted(one, f"{expert}.{name}") for expert, one in enumerate(b.stacked(name, shape))]
-                for name, shape in shapes.items())  # fmt: skip
-        return split_experts(b, *held)
+        stacks = ([b.adapted(one, f"{expert}.{name}") for expert, one in enumerate(b.stacked(name, shape))]
+                  for name, shape in shapes.items())  # fmt: skip
+        return split_experts(b, *stacks)
     if any(_is_turned(b, name, shape) for name, shape in shapes.items()):
         parts = [b.numbers(name, (e, n, m)).transpose(1, 2).contiguous() for name, (e, m, n) in shapes.items()]
     else:

@@ -261,8 +261,8 @@ def summaries(traces: list[Trace]) -> dict[str, Any]:
         "itl_ms": gaps,
         "e2e_ms": [trace.end for trace in traces],
     }
-    summaries: dict[str, Any] = {name: summary_ms(values) for name, values in times.items()}
-    return {**summaries, "samples": {name: thin(values) for name, values in times.items()}}
+    samples = {name: thin(values) for name, values in times.items()}
+    return {**{name: summary_ms(values) for name, values in times.items()}, "samples": samples}
 
 
 def _counters(llm: LLM) -> dict[str, int]:

@@ -32,26 +32,38 @@ def begun(monkeypatch):
     return seen
 
 
-def said(folder, prompts=PROMPTS, priority=None, **options):
-    with LLM(str(folder), device="cpu", max_num_batched_tokens=100, **options) as llm:
-        found = llm.generate(prompts, PARAMS, use_tqdm=False, priority=priority)
-        assert not llm.engine.has_work
+def opened(folder, **options):
+    return LLM(str(folder), device="cpu", max_num_batched_tokens=100, **options)
+
+
+def said(llm, prompts=PROMPTS, priority=None):
+    found = llm.generate(prompts, PARAMS, use_tqdm=False, priority=priority)
+    assert not llm.engine.has_work
     return [each.outputs[0].token_ids for each in found]
 
 
-def test_a_full_plan_does_not_wait_for_the_other_requests(folder, begun):
-    wanted = said(folder)
+@pytest.fixture
+def wanted(folder, begun):
+    with opened(folder) as llm:
+        found = said(llm)
     assert not begun, "here a step is computed by whoever asks for it"
-    assert said(folder, executor="process") == wanted
-    assert begun == [3, 5], "two plans may be in flight, of 100 tokens each"
-    begun.clear()
-    assert said(folder, PROMPTS[:2], executor="process") == wanted[:2] and not begun
-    assert said(folder, data_parallel_size=2) == wanted
+    return found
+
+
+def test_a_full_plan_does_not_wait_for_the_other_requests(folder, wanted, begun):
+    with opened(folder, executor="process") as llm:
+        assert said(llm) == wanted
+        assert begun == [3, 5], "two plans may be in flight, of 100 tokens each"
+        begun.clear()
+        assert said(llm, PROMPTS[:2]) == wanted[:2] and not begun
+    with opened(folder, data_parallel_size=2) as llm:
+        assert said(llm) == wanted
     assert sorted(begun) == [2, 3, 5, 5], "the first five requests are two engines'"
 
 
-def test_where_the_last_may_be_the_first_all_are_awaited(folder, begun):
-    wanted = said(folder)
+def test_where_the_last_may_be_the_first_all_are_awaited(folder, wanted, begun):
     ranks = [-i for i in range(len(PROMPTS))]
-    assert said(folder, executor="process", scheduling_policy="priority", priority=ranks) == wanted and not begun
-    assert said(folder, executor="process", batching="static") == wanted and not begun
+    with opened(folder, executor="process", scheduling_policy="priority") as llm:
+        assert said(llm, priority=ranks) == wanted and not begun
+    with opened(folder, executor="process", batching="static") as llm:
+        assert said(llm) == wanted and not begun
