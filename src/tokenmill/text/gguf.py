@@ -26,6 +26,11 @@ _ENDS = (
     "<|tool_response>",
 )  # fmt: skip
 """Tokens that end an answer, whatever their ids. They are control tokens, even if a file has them as text."""
+_FILES = (
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>",
+    "<reponame>", "<|file_sep|>",
+)  # fmt: skip
+"""The same: what stands between files, in models that fill code in. llama.cpp ends answers with these, too."""
 _SEVERAL = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
 """Where all tokens of such a set are, <|end|> closes one message of several."""
 _USUAL = {"llama": {"bos": 1, "eos": 2, "unknown": 0}}
@@ -121,7 +126,7 @@ class _Keys:
         found = [int(PieceKind.NORMAL)] * len(tokens) if found is None else found
         if not isinstance(found, list) or len(found) != len(tokens) or not set(map(type, found)) <= {int}:
             raise self.fail("tokenizer.ggml.token_type does not fit the vocabulary")
-        known, ends = {int(kind) for kind in PieceKind}, frozenset(_ENDS)
+        known, ends = {int(kind) for kind in PieceKind}, frozenset(_ENDS + _FILES)
         return [
             int(PieceKind.CONTROL) if token in ends else kind if kind in known else int(PieceKind.NORMAL)
             for token, kind in zip(tokens, found, strict=True)
@@ -225,6 +230,8 @@ def _end_ids(read: _Keys, tokens: list[str], kinds: list[int]) -> tuple[int, ...
     found = [read.id(name, len(tokens)) for name in ("eos", "eot", "eom")]
     at = {token: index for index, token in enumerate(tokens) if kinds[index] == PieceKind.CONTROL}
     found += [at[token] for token in _ENDS if token in at]
+    found += [read.id(name, len(tokens)) for name in ("fim_pad", "fim_rep", "fim_sep")]
+    found += [at[token] for token in _FILES if token in at]
     if "<|end|>" in at and any(names <= at.keys() for names in _SEVERAL):
         found = [index for index in found if index != at["<|end|>"]]
     return tuple(dict.fromkeys(index for index in found if index is not None))

@@ -314,6 +314,9 @@ def test_tokens_that_end_answers_are_control_tokens_whatever_their_type() -> Non
         tokens = [*GOOD["tokenizer.ggml.tokens"], *several]
         ours = tokenizer_from_gguf({**GOOD, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [4] * 6}, "x")
         assert set(ours.eos_ids) == {4, 5}, "<|end|> closes one message of several"
+    tokens = [*GOOD["tokenizer.ggml.tokens"], "<|fim_pad|>", "<|file_sep|>", "<mine>"]
+    keys = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": None, "tokenizer.ggml.fim_sep_token_id": 6}
+    assert tokenizer_from_gguf({**GOOD, **keys}, "x").eos_ids == (3, 6, 4, 5), "what stands between files ends one"
 
 
 @pytest.mark.parametrize("name", [":", "$A", "$A:1", "<s:1>", "a b", "$"])
