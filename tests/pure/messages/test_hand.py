@@ -163,6 +163,31 @@ GOOD = [
         "",
         [PARIS],
     ),
+    ("hermes", '<tool_call>\n{"name": "now", "arguments": {}}}\n</tool_call>\nb', "b", [("now", {})]),
+    ("hermes", '<tool_call>\n{"name": "now", "arguments": {}}\n}] b', "}] b", [("now", {})]),
+    (
+        "hermes",
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "a\n\tb",\n "days": 2}}\n</tool_call>',
+        "",
+        [("get_weather", {"city": "a\n\tb", "days": 2})],
+    ),
+    (
+        "qwen3_coder",
+        "<function=search.web-2>\n<parameter=filters>\n{'a': None, 'b': (1, True)}\n</parameter>\n<parameter=tags>\n"
+        "['x']\n</parameter>\n<parameter=query>\n['x']\n</parameter>\n</function>",
+        "",
+        [("search.web-2", {"filters": {"a": None, "b": [1, True]}, "tags": ["x"], "query": "['x']"})],
+    ),
+    ("xlam", '<tool_call>[{"name": "now", "arguments": {}}]</tool_call>', "", [("now", {})]),
+    ("xlam", '<tool_call>{"name": "now", "arguments": {}}</tool_call>', "", [("now", {})]),
+    ("harmony", '<|channel|>final <|constrain|>json<|message|>{"a": 1}<|return|>', '{"a": 1}', []),
+    (
+        "harmony",
+        "<|channel|>commentary json<|message|>A.<|end|><|start|>assistant<|channel|>final<|message|>B",
+        "A.B",
+        [],
+    ),
+    ("harmony", "<|channel|>commentary to=functions.now <|constrain|>json<|message|><|call|>", "", [("now", {})]),
     ("minimax", '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>', "", [("now", {})]),
     ("minimax", '<tool_calls>\n{"name": "now", "arguments": {}}\n</tool_calls>', "", [("now", {})]),
 ]
@@ -187,6 +212,33 @@ def test_reasoning():
     assert parse_message(form, "The <think> tag").content == "The <think> tag"
     assert parse_message(form, "  no thought\n").content == "  no thought\n"
     assert parse_message(form, "cut", thinking=True) == Message("", "cut")
+
+
+def test_a_closing_mark_may_come_once_more():
+    """The prompt has switched reasoning off, and the model closes it all the same."""
+    form = MessageFormat(THINKING["think"], CALL_FORMATS["hermes"])
+    assert parse_message(form, "\n\n</think>\n\nB") == Message("B")
+    assert parse_message(form, "</thing> B").content == "</thing> B"
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "kimi_k2"])
+def test_a_call_of_a_known_function_ends_reasoning(name):
+    form = MessageFormat(THINKING["think"], CALL_FORMATS[name])
+    calls = MessageFormat(None, CALL_FORMATS[name])
+    known, other = (write(calls, Message(calls=[Call(n, "{}")])) for n in ("now", "other"))
+    found = parse_message(form, f"A {other} B\n{known}\n</think>\n\nC", tools=TOOLS, thinking=True)
+    assert (found.reasoning, found.content, [c.name for c in found.calls]) == (f"A {other} B", "C", ["now"])
+    text = f"A {form.calls.blocks[0].open.strip()} is a mark"
+    assert parse_message(form, text + "</think>B", tools=TOOLS, thinking=True) == Message("B", text)
+
+
+def test_arguments_that_are_no_object():
+    """A known function gets them as they stand."""
+    form = MessageFormat(THINKING["harmony"], CALL_FORMATS["harmony"])
+    text = "<|channel|>commentary to={} code<|message|>print(1)<|call|>"
+    found = parse_message(form, text.format("now"), tools=TOOLS)
+    assert (found.content, found.calls) == ("", [Call("now", "print(1)")])
+    assert not parse_message(form, text.format("python"), tools=TOOLS).calls
 
 
 @pytest.mark.parametrize("name", ["pythonic", "gemma", "qwen3_coder", "glm45", "gemma4"])
@@ -258,8 +310,11 @@ def test_answers_in_marks():
     form = find_format("<think>\n</think>\n\n<response>\n</response>\n<tool_call>")
     assert form == MessageFormat(THINKING["ernie45"], CALL_FORMATS["hermes"])
     found = parse_message(form, "<think>\nA\n</think>\n\n<response>\nB\n</response>")
-    assert (found.reasoning, found.content.rstrip()) == ("A", "B")
+    assert (found.reasoning, found.content) == ("A", "B")
     assert find_format("a <response> alone").thinking is None
+    form = find_format("<|extra_0|><think>\n\n</think>\n<answer>")
+    found = parse_message(form, "<think>\nA\n</think>\n<answer>\nB\n</answer>")
+    assert (found.reasoning, found.content) == ("A", "B")
     found = parse_message(MessageFormat(THINKING["apertus"]), "<|inner_prefix|>A<|inner_suffix|>B")
     assert (found.reasoning, found.content) == ("A", "B")
 

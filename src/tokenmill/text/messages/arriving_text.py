@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache
 from typing import TypeVar
 
-from tokenmill.text.messages.values import without_halves
+from tokenmill.text.messages.values import escaped_controls, without_halves
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
@@ -150,13 +150,19 @@ class ArrivingText:
     def json(self, sink: Sink, kinds: str = "") -> Reading[bool]:
         """Give one JSON value, as written, to `sink`; False if it does not end (or begins with none of `kinds`).
 
-        Brackets are counted, not matched: broken JSON inside stays as the model wrote it."""
+        Brackets are counted, not matched: broken JSON inside stays as the model wrote it, except that line ends and the
+        like within a string become escapes."""
         first = yield from self.peek()
         if not first or (kinds and first not in kinds):
             return False
         if first not in '"{[':
             return (yield from self._scalar(sink))
         depth, quoted, place = 0, False, self.at
+        given = sink
+
+        def inner(text: str) -> None:
+            given(escaped_controls(text))
+
         while True:
             found = yield from self._mark(_IN_STRING if quoted else _IN_JSON, place, sink)
             if found is None:
@@ -171,6 +177,9 @@ class ArrivingText:
             if depth <= 0 and not quoted:
                 sink(self._pass(place))
                 return True
+            if found[0] == '"':  # what is passed at once lies in a string, or outside of all
+                sink = inner if quoted else given
+                (given if quoted else inner)(self._pass(place))
 
     def _mark(self, marks: re.Pattern[str], place: int, sink: Sink) -> Reading[re.Match[str] | None]:
         """The next character from `place` on that `marks` matches, a backslash only with what follows it; None at the

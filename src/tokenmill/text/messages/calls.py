@@ -26,6 +26,7 @@ class CallingTurn(Protocol):
     tools: Mapping[str, Any] | None
     most: int | None
     count: int
+    thinking: bool
 
     def emit(self, kind: Kind, text: str, index: int = -1, call_id: str | None = None) -> None: ...
 
@@ -80,9 +81,9 @@ class CallReader:
             return (yield from self._id(step))
         if isinstance(step, Args):
             yield from source.spaces()
-            if (yield from source.peek()) != "{" or not self.begin():
-                return False
-            return (yield from source.json(self.say))
+            if (yield from source.peek()) != "{":
+                return step.anything and (yield from self._anything())
+            return self.begin() and (yield from source.json(self.say))
         if isinstance(step, Object):
             return (yield from self._object(step))
         if isinstance(step, Pairs):
@@ -95,8 +96,9 @@ class CallReader:
         """The name is certain: report it. False: this is not a call."""
         if self.begun:
             return True
-        tools = self.parser.tools or {}
-        if not self.name or len(self.name) > MAX_NAME or (self.block.bare and self.name not in tools):
+        if not self.name or len(self.name) > MAX_NAME:
+            return False
+        if (self.block.bare or self.parser.thinking) and self.name not in (self.parser.tools or {}):
             return False
         self.begun = True
         most = self.parser.most
@@ -223,6 +225,16 @@ class CallReader:
         written = "".join(parts)
         self.say("{}" if written == "null" else written)
         return done
+
+    def _anything(self) -> Reading[bool]:
+        """Arguments that are no object, as they stand."""
+        if self.name not in (self.parser.tools or {}) or not self.begin():
+            return False
+        close = self.block.close
+        if (yield from self.source.sees(close)) or not (yield from self.source.peek()):
+            self.say("{}")
+            return True
+        return bool((yield from self.source.until(markers(close), self.say)))
 
     def _pairs(self, step: Pairs) -> Reading[bool]:
         source = self.source

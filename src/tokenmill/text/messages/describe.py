@@ -51,7 +51,9 @@ class Id:
 
 @dataclass(frozen=True, slots=True)
 class Args:
-    """The arguments, as JSON."""
+    """The arguments, as JSON. `anything`: a known function's may be any text up to the call's end, or nothing."""
+
+    anything: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +107,19 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True)
+class Head:
+    """A text that means nothing, whatever stands between its two ends."""
+
+    open: str
+    close: str
+
+
+@dataclass(frozen=True, slots=True)
 class Thinking:
     """Reasoning between `open` and `close`. `lead` is written before whatever follows, `answer` before a text.
 
-    `anywhere`: reasoning may come again later. `calls_end`: a call ends it, too (calls have tokens of their own as
-    markers). `drop`: texts around it that mean nothing."""
+    `anywhere`: reasoning may come again later. `calls_end`: a call of a known function ends it, too (calls have tokens
+    of their own as markers). `drop`: texts around it that mean nothing."""
 
     open: str
     close: str
@@ -117,7 +127,7 @@ class Thinking:
     answer: str = ""
     anywhere: bool = False
     calls_end: bool = False
-    drop: tuple[str, ...] = ()
+    drop: tuple[str | Head, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +135,16 @@ class CallFormat:
     """How a family writes calls. Blocks are tried in order; the first is the one that grammars and writers use.
 
     `drop`: texts that mean nothing; `start_drop`: the same at the answer's beginning. `glue` is written between an
-    answer's text (or the prompt) and a block, `between` blocks when a block holds one call."""
+    answer's text (or the prompt) and a block, `between` blocks when a block holds one call. `ends_thinking`: models
+    call within reasoning now and then, which ends it."""
 
     name: str
     blocks: tuple[Calls, ...]
-    drop: tuple[str, ...] = ()
+    drop: tuple[str | Head, ...] = ()
     start_drop: tuple[str, ...] = ()
     glue: str = "\n"
     between: str = "\n"
+    ends_thinking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +163,19 @@ class MessageFormat:
                 self.thinking.close,
                 self.thinking.lead,
                 self.thinking.answer,
-                *self.thinking.drop,
+                *_ends(self.thinking.drop),
             ]
         if self.calls is not None:
-            found += [*self.calls.drop, *self.calls.start_drop]
+            found += [*_ends(self.calls.drop), *self.calls.start_drop]
             for block in self.calls.blocks:
                 found += [block.open, block.close]
                 for step in block.steps:
                     found += _literals(step)
         return tuple(dict.fromkeys(t for t in found if t.strip()))
+
+
+def _ends(dropped: tuple[str | Head, ...]) -> list[str]:
+    return [text for d in dropped for text in ((d.open, d.close) if isinstance(d, Head) else (d,))]
 
 
 def _literals(step: Step) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.text.messages.describe import CallFormat, MessageFormat, Thinking
-from tokenmill.text.messages.families import CALL_ALIASES, CALL_FORMATS, KIMI, THINK, THINKING, THINKING_ALIASES
+from tokenmill.text.messages.families import CALL_ALIASES, CALL_FORMATS, THINKING, THINKING_ALIASES
 
 AUTO, NONE = "auto", "none"
 _CALL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (  # all of them must be there; the first row that fits
@@ -61,6 +61,8 @@ _THINKING_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|channel>",), "gemma4"),
     (("<|inner_prefix|>",), "apertus"),
     (("<think>", "<response>", "</response>"), "ernie45"),
+    (("</think>", "<answer>", "<|extra_0|>"), "hunyuan_a13b"),
+    (("</think>", "<answer>", "<｜hy_"), "hunyuan_a13b"),
     (("Here is my thought process:",), "granite"),
     (("◁think▷",), ""),
     (("<think>",), "think"),
@@ -82,10 +84,7 @@ def thinking_names() -> list[str]:
 def find_format(template: str | Mapping[str, str] | None, calls: str = AUTO, thinking: str = AUTO) -> MessageFormat:
     """The format, found by the template or by the given names."""
     text = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
-    found = MessageFormat(_thinking(text, thinking), _calls(text, calls))
-    if thinking == AUTO and found.thinking is THINK and found.calls is KIMI:
-        return MessageFormat(THINKING["think_tokens"], found.calls)  # its calls may begin before reasoning has ended
-    return found
+    return MessageFormat(_thinking(text, thinking), _calls(text, calls))
 
 
 def _calls(text: str, name: str) -> CallFormat | None:

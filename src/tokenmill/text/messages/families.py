@@ -6,6 +6,7 @@ from tokenmill.text.messages.describe import (
     Args,
     CallFormat,
     Calls,
+    Head,
     Id,
     Lit,
     Loose,
@@ -27,6 +28,7 @@ QWEN_CODER = CallFormat(
         Calls("<tool_call>\n", (Lit("<function="), *_CODER), "\n</tool_call>"),
         Calls("<function=", _CODER, "\n</tool_call>"),
     ),
+    ends_thinking=True,
 )
 LLAMA_JSON = CallFormat(
     "llama3_json",
@@ -114,6 +116,7 @@ KIMI = CallFormat(
         ),
     ),
     glue="",
+    ends_thinking=True,
 )
 GLM = CallFormat(
     "glm45",
@@ -173,8 +176,8 @@ STEP3 = CallFormat(
 )
 _HARMONY_DROPS = (
     "<|start|>assistant",
-    "<|channel|>final<|message|>",
-    "<|channel|>commentary<|message|>",
+    Head("<|channel|>final", "<|message|>"),
+    Head("<|channel|>commentary", "<|message|>"),
     "<|end|>",
     "<|return|>",
     "<|call|>",
@@ -185,7 +188,7 @@ _TO = Name(
     pattern=r"(?:functions\.)?(.+)",
     written="functions.{name}",
 )
-_ROUTED = (_TO, Skip("<|message|>", " <|constrain|>json"), Args())
+_ROUTED = (_TO, Skip("<|message|>", " <|constrain|>json"), Args(anything=True))
 HARMONY = CallFormat(
     "harmony",
     (
@@ -321,6 +324,8 @@ XLAM = CallFormat(
         PLAIN.blocks[0],
         Calls("```json\n", _MARKED, "\n```", array=True, many=True, between=", "),
         MISTRAL.blocks[1],
+        Calls("<tool_call>", _MARKED, "</tool_call>", array=True, many=True, between=", "),
+        Calls("<tool_call>", _MARKED, "</tool_call>"),
     ),
     glue="",
 )
@@ -381,6 +386,7 @@ THINKING: dict[str, Thinking] = {
     "gemma4": Thinking("<|channel>thought\n", "<channel|>", lead=""),
     "apertus": Thinking("<|inner_prefix|>", "<|inner_suffix|>", lead=""),
     "ernie45": Thinking("<think>\n", "\n</think>", drop=("<response>\n", "\n</response>")),
+    "hunyuan_a13b": Thinking("<think>\n", "\n</think>", lead="\n", drop=("<answer>\n", "\n</answer>")),
 }
 
 CALL_ALIASES = {
@@ -419,7 +425,6 @@ THINKING_ALIASES = {
     "qwen3": "think",
     "glm45": "think",
     "minimax_m2": "think",
-    "hunyuan_a13b": "think",
     "step3": "think",
     "olmo3": "think",
     "kimi_k2": "think_tokens",

@@ -6,13 +6,16 @@ Nothing is read twice, so hostile text costs linear time. Must not know: any for
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenmill.text.messages.arriving_text import ArrivingText, Reading, markers
 from tokenmill.text.messages.calls import CallReader, begins, fits
-from tokenmill.text.messages.describe import Calls, MessageFormat
+from tokenmill.text.messages.describe import Calls, Head, MessageFormat
 from tokenmill.text.messages.message import Event, Kind, Message
+
+_NO_BRACKET = re.compile(r"[^\s\]}]")
 
 
 class MessageParser:
@@ -43,11 +46,15 @@ class MessageParser:
         own += form.thinking.drop if form.thinking is not None else ()
         self.start_drop = form.calls.start_drop if form.calls is not None else ()
         self.opens = form.thinking.open.strip() if form.thinking is not None else ""
+        self.closes = form.thinking.close.strip() if form.thinking is not None else ""
         self.ends_thinking = form.thinking is not None and form.thinking.calls_end
+        self.ends_thinking |= form.calls is not None and form.calls.ends_thinking
         anywhere = (self.opens,) if form.thinking is not None and form.thinking.anywhere else ()
         kept = set(form.markers())
-        dropped = {d.strip() for d in own} | {d for d in drop if d not in kept}
-        self.markers = markers(*self.blocks, *dropped, *anywhere)
+        self.framing = {d.strip() for d in own if isinstance(d, str) and d.startswith("\n")}
+        self.heads = {d.open: d.close for d in own if isinstance(d, Head)}
+        dropped = {d.strip() for d in own if isinstance(d, str)} | {d for d in drop if d not in kept}
+        self.markers = markers(*self.blocks, *self.heads, *dropped, *anywhere)
         self.most = most
         self.count = 0
         self.thinking = thinking
@@ -91,6 +98,9 @@ class MessageParser:
             space = yield from source.spaces()
             self.thinking = bool(self.opens) and (yield from source.word(self.opens))
             if not self.thinking:
+                if self.closes and (yield from source.word(self.closes)):
+                    space = yield from source.spaces()  # the prompt has closed the reasoning already
+                    self.content.fresh = True
                 self.content.push(space)
                 yield from self._start()
         while True:
@@ -105,27 +115,40 @@ class MessageParser:
                 yield from self._block(self.blocks[marker], marker)
             elif marker == self.opens:
                 self.thinking = True
+            elif marker in self.heads:
+                yield from source.until(markers(self.heads[marker]), _ignore)
+                self.content.fresh = True
             elif marker != " ":
+                if marker in self.framing:
+                    self.content.drop_space()
                 self.content.fresh = True
 
     def _think(self) -> Reading[str]:
-        """Read reasoning to its end; -> the marker of the call that ended it, or a space if its own end did."""
+        """Read reasoning to its end; -> a space, or "" at the text's end."""
         assert self.form.thinking is not None
-        close = self.form.thinking.close.strip()
+        close = self.closes
         ends = markers(close, *(self.blocks if self.ends_thinking else ()))
         self.reasoning.fresh = True
         yield from self.source.spaces()
         yield from self.source.word(self.opens)  # some models repeat the opening that the prompt ends with
-        marker = yield from self.source.until(ends, self.reasoning.push)
-        self.reasoning.drop_space()
-        self.thinking = False
-        if marker != close:
-            return marker
-        self.content.fresh = True
+        while (marker := (yield from self.source.until(ends, self.reasoning.push))) != close:
+            if not marker:
+                self._stop_thinking()
+                return ""
+            yield from self._block(self.blocks[marker], marker)
+            if not self.thinking:
+                self.markers = markers(*self.markers.texts, close)  # it may still come, and means nothing
+                return " "
+        self._stop_thinking()
         space = yield from self.source.spaces()
         self.content.push(space)
         yield from self._start()
         return " "
+
+    def _stop_thinking(self) -> None:
+        self.reasoning.drop_space()
+        self.thinking = False
+        self.content.fresh = True
 
     def _start(self) -> Reading[None]:
         """Read an answer's beginning: texts that are dropped there, and calls without an opening."""
@@ -160,7 +183,7 @@ class MessageParser:
                 self._give_up()
                 return
             source.kept = None
-            self.content.fresh = True
+            self._stop_thinking()
             more = done and (yield from self._another(block))
             if more:
                 source.kept = []
@@ -188,15 +211,20 @@ class MessageParser:
             yield from self.source.spaces()
             yield from self.source.word("]")
         close = block.close.strip()
-        space = yield from self.source.spaces()
-        if not (close and (yield from self.source.word(close))):
-            self.content.push(space)
+        seen = yield from self.source.spaces()
+        if close and (yield from self.source.word(close)):
+            return
+        if close:
+            seen += yield from self.source.span(_NO_BRACKET)  # models now and then close too much
+            if (yield from self.source.word(close)):
+                return
+        self.content.push(seen)
 
     def _give_up(self) -> None:
-        """The kept text is not a call: report it as content."""
+        """The kept text is not a call: it belongs to what surrounds it."""
         kept, self.source.kept = self.source.kept, None
         for part in kept or ():
-            self.content.push(part)
+            (self.reasoning if self.thinking else self.content).push(part)
 
 
 class _Text:
@@ -232,6 +260,10 @@ class _Text:
             for part in self.space:
                 self.parser.emit(self.kind, part)
         self.space.clear()
+
+
+def _ignore(text: str) -> None:
+    pass
 
 
 def parse_message(form: MessageFormat, text: str, **options: Any) -> Message:

@@ -22,6 +22,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(\n)|(.))", re.D
 _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0"}
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _BRACKETS = {"(": "[", ")": "]"}
+_CONTROLS = re.compile("[\x00-\x1f]")
 _HALF = re.compile("[\ud800-\udfff]")
 _LOOSE = re.compile(r"([^\s,:{}\[\]]+)(\s*:)?|(.)", re.DOTALL)
 
@@ -34,6 +35,11 @@ def text(value: str) -> str:
 def escaped(piece: str) -> str:
     """A piece of a JSON string, without the quotes."""
     return text(piece)[1:-1]
+
+
+def escaped_controls(piece: str) -> str:
+    """A piece of a JSON string in which control characters are escapes, as JSON demands."""
+    return _CONTROLS.sub(lambda found: escaped(found[0]), piece)
 
 
 def is_json(given: str) -> bool:
@@ -149,4 +155,7 @@ def by_type(given: str, types: frozenset[str]) -> str:
         return text(given)
     if plain in ("True", "False", "None") and not types & {"string"}:
         return _WORDS[plain]
-    return plain if is_json(plain) else text(given)
+    if is_json(plain):
+        return plain
+    literal = from_python(plain) if types & {"array", "object"} and not types & {"string"} else ""
+    return literal if literal[:1] in ("[", "{") else text(given)
