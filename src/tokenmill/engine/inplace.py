@@ -1,5 +1,6 @@
 """Building layers of a loaded model again and copying them over the old ones. Owns: which tensors a model's parts hold,
-pairing the tensors of two such parts, and building one layer from a checkpoint.
+pairing the tensors of two such parts, and building one piece from a checkpoint: a layer, or the whole model where
+layers read each other's.
 
 Must not know: requests, where new numbers come from, formats.
 """
@@ -20,7 +21,7 @@ from tokenmill.compute.forward import Kernels, RopeSpec
 from tokenmill.compute.model import CausalLM, Checkpoint, Group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import UserError
-from tokenmill.layers.build import Book, Build, Following, bare
+from tokenmill.layers.build import Book, Build, Carried, Following, bare
 from tokenmill.lora.sites import Sites
 from tokenmill.lora.weight import Source
 from tokenmill.models.decoder import Decoder
@@ -29,8 +30,11 @@ from tokenmill.parallel.group import SoloGroup
 from tokenmill.parallel.stages import Place
 
 _ENDS = ("embedding", "before", "head", "norm", "after", "bias")
-_NOT_WEIGHTS = (RopeSpec, AdapterSite, Sites, Source, Following)
+_NOT_WEIGHTS = (RopeSpec, AdapterSite, Sites, Source, Following, Carried)
 """Types whose tensors are computed or belong to other objects."""
+
+Piece = tuple[int, int]
+"""Layers [first, last) that are built at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,8 @@ class LayerMaker:
     group: Group = field(default_factory=SoloGroup)
     place: Place = field(default_factory=Place)
 
-    def build(self, model: CausalLM, checkpoint: Checkpoint, layer: int) -> tuple[Decoder, set[str]]:
-        """One layer, with what lies before the first and behind the last, and the tensors that it was made of."""
+    def build(self, model: Decoder, checkpoint: Checkpoint, piece: Piece) -> tuple[Decoder, set[str]]:
+        """A piece, with what lies before the first and behind the last layer, and the tensors that it was made of."""
         book = Book()
         b = Build(
             checkpoint=checkpoint,
@@ -57,7 +61,7 @@ class LayerMaker:
             quantization=self.config.model.quantization,
             kernels=self.kernels,
             book=book,
-            place=replace(self.place, only=(layer, layer + 1)),
+            place=self.place if model.undivided else replace(self.place, only=piece),
             adapters=self.make_sites(),
             group=self.group,
         )
@@ -66,20 +70,24 @@ class LayerMaker:
         return made, book.used
 
 
-def layer_order(model: Decoder) -> list[int]:
-    """Numbers of the layers that are here, the last one first: it tells whether the embedding is the head's matrix."""
-    last = model.first + len(model.layers) - 1
-    return [last, *range(model.first, last)]
+def pieces(model: Decoder) -> list[Piece]:
+    """The layers that are here, as they can be built: the last one first, for it tells whether the embedding is the
+    head's matrix."""
+    first, end = model.first, model.first + len(model.layers)
+    if model.undivided:
+        return [(first, end)]
+    return [(layer, layer + 1) for layer in (end - 1, *range(first, end - 1))]
 
 
-def fill(model: Decoder, new: Decoder, layer: int) -> None:
-    """Copy a newly built layer over the old one, after checking that every tensor fits."""
+def fill(model: Decoder, new: Decoder, piece: Piece) -> None:
+    """Copy a newly built piece over the old one, after checking that every tensor fits."""
     tied = model.embedding is not None and model.head is not None and model.embedding.weight is bare(model.head.weight)
-    place = layer - model.first
-    ends = [name for name in _ENDS if not (name == "embedding" and tied and place != len(model.layers) - 1)]
+    first, end = (layer - model.first for layer in piece)
+    ends = [name for name in _apart(model) if not (name == "embedding" and tied and end < len(model.layers))]
     both = [(getattr(model, name), getattr(new, name)) for name in ends if getattr(new, name) is not None]
+    both += zip(model.layers[first:end], new.layers, strict=True)
     seen: set[int] = set()
-    found = [pair for old, made in (*both, (model.layers[place], new.layers[0])) for pair in pairs(old, made, seen)]
+    found = [pair for old, made in both for pair in pairs(old, made, seen)]
     for old, made in found:
         old.copy_(made)
 
@@ -89,16 +97,21 @@ def refill(model: CausalLM, checkpoint: Checkpoint, maker: LayerMaker) -> None:
     """Read all weights from their checkpoint again, in place."""
     assert isinstance(model, Decoder)
     source = text_alone(maker.raw, checkpoint)
-    for layer in layer_order(model):
-        fill(model, maker.build(model, source, layer)[0], layer)
+    for piece in pieces(model):
+        fill(model, maker.build(model, source, piece)[0], piece)
 
 
 def weights_of(model: CausalLM) -> list[Tensor]:
     """The tensors that `refill` would fill."""
     assert isinstance(model, Decoder)
     seen: set[int] = set()
-    parts = [*(getattr(model, name) for name in _ENDS), *model.layers]
+    parts = [*(getattr(model, name) for name in _apart(model)), *model.layers]
     return [tensor for part in parts for tensor, _ in pairs(part, part, seen, same=True)]
+
+
+def _apart(model: Decoder) -> tuple[str, ...]:
+    """Names of the parts that are no layers."""
+    return (*_ENDS, *model.beside)
 
 
 def held(thing: Any, seen: set[int]) -> Iterator[Tensor]:

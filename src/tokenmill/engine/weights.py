@@ -22,7 +22,7 @@ from tokenmill.core.files import in_home
 from tokenmill.core.sleeping import WEIGHTS
 from tokenmill.engine.build import Built
 from tokenmill.engine.executor import InProcessExecutor
-from tokenmill.engine.inplace import LayerMaker, fill, layer_order
+from tokenmill.engine.inplace import LayerMaker, Piece, fill, pieces
 from tokenmill.engine.loading import DTYPES, adapter_sites, read_config
 from tokenmill.layers.build import unread
 from tokenmill.models.decoder import Decoder
@@ -95,8 +95,8 @@ class WeightUpdates:
 
     def __init__(self, built: Built) -> None:
         self.built = built
-        self.names: dict[int, set[str]] = {}
-        """By layer, the tensors that it is made of, as far as known."""
+        self.names: dict[Piece, set[str]] = {}
+        """By piece, the tensors that it is made of, as far as known."""
         self.changed: set[str] = set()
         """Tensors that differ from the checkpoint's by now."""
         self.coming: dict[str, Tensor] | None = None
@@ -152,21 +152,21 @@ class WeightUpdates:
         model, facts, config = runner.model, self.built.facts, self.built.config
         assert isinstance(model, Decoder)
         raw, dtype = read_config(config, self.built.source), DTYPES[facts.dtype]
-        touched = [i for i in layer_order(model) if i not in self.names or self.names[i] & given]
-        for i in touched:
-            self._check_whole(self.names.get(i, set()), given)
+        touched = [piece for piece in pieces(model) if piece not in self.names or self.names[piece] & given]
+        for piece in touched:
+            self._check_whole(self.names.get(piece, set()), given)
         maker = LayerMaker(
             raw, config, dtype, facts.device, runner.kernels, partial(adapter_sites, config, {}, dtype, facts.device)
         )
         used: set[str] = set()
         filled = False
         try:
-            for i in touched:
-                new, names = maker.build(model, checkpoint, i)
-                self.names[i] = names
+            for piece in touched:
+                new, names = maker.build(model, checkpoint, piece)
+                self.names[piece] = names
                 used |= names
                 if names & given:
-                    fill(model, new, i)
+                    fill(model, new, piece)
                     self.changed |= names & given
                     filled = True
         except UserError as error:

@@ -68,6 +68,13 @@ class Following:
 
 
 @dataclass(slots=True)
+class Carried:
+    """What one part of a model leaves for others in a step. It is no weight."""
+
+    tensor: Tensor | None = None
+
+
+@dataclass(slots=True)
 class Book:
     """What a model under construction has pulled and registered so far."""
 

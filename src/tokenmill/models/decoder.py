@@ -58,6 +58,10 @@ class Decoder:
 
     streams = 1
     """Hidden states of a token that pass from layer to layer side by side. The last layer leaves one."""
+    beside: tuple[str, ...] = ()
+    """Names of a family's own parts that hold weights and are no layers."""
+    undivided = False
+    """Do layers read what others hold? Then none is built without the others."""
 
     def __init__(self, b: Build, body: Build, sizes: Sizes, ends: Ends, layer: Callable[[Build, int], Layer]) -> None:
         if b.book.headless:

@@ -74,6 +74,7 @@ class Layer:
 class Gemma3n(Decoder):
     """A decoder whose embeddings become several streams."""
 
+    beside, undivided = ("inputs", "ways"), True
     inputs: LayerInputs
     ways: Ways
 

@@ -52,6 +52,7 @@ class Layer:
 class Gemma4(Decoder):
     """A decoder whose layers have embeddings of their own."""
 
+    beside, undivided = ("inputs",), True
     inputs: LayerInputs | None = None
 
     def _embed(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, NormSpec, Weight
-from tokenmill.layers.build import Build
+from tokenmill.layers.build import Build, Carried
 from tokenmill.layers.embedding import Embedding
 from tokenmill.models.common import rounded_root
 from tokenmill.models.config import ModelConfig
@@ -51,7 +51,8 @@ class LayerInputs:
         self.width, self.scale = width, hidden**-0.5
         self.known = rows if rows < c.need("vocab_size", int) else 0
         """How many ids have such embeddings, if not all have. The other ids have that of id 0."""
-        self.now: Tensor | None = None
+        self.now = Carried()
+        """Those of the tokens that are computed now, [T, layers, width]."""
 
     def fill(self, tokens: Tensor, x: Tensor, ctx: ForwardContext) -> None:
         """tokens [T] and their embeddings x [T, hidden] -> [T, layers, width]."""
@@ -59,12 +60,12 @@ class LayerInputs:
         if self.known:
             tokens = torch.where(tokens < self.known, tokens, 0)
         known = self.table(tokens, ctx).view(projected.shape)
-        self.now = (ctx.kernels.norm(projected, self.norm) + known) * 2.0**-0.5
+        self.now.tensor = (ctx.kernels.norm(projected, self.norm) + known) * 2.0**-0.5
 
     def of(self, index: int) -> Tensor:
         """One layer's part [T, width]."""
-        assert self.now is not None
-        return self.now[:, index]
+        assert self.now.tensor is not None
+        return self.now.tensor[:, index]
 
 
 def make_own(at: Build, inputs: LayerInputs, plan: Plan, hidden: int, index: int) -> LayerInput:

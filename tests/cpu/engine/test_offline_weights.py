@@ -9,6 +9,7 @@ import pytest
 import torch
 from engine_families_helpers import ALL
 from engines import BACKENDS, exact, greedy, open_llm, run
+from family_cases import ALL as LATER
 from safetensors.torch import load_file, save_file
 from text_part_cases import Seeing
 from transformers import AutoModelForCausalLM
@@ -19,7 +20,7 @@ from tokenmill.engine.inplace import LayerMaker, inside
 from tokenmill.testing.tiny import make_tiny
 
 FAMILIES = ("mistral-window", "qwen3-moe", "gemma3", "gpt2", "opt", "falcon-7b", "deepseek-v2", "gpt-oss", "qwen3-next",
-            "llava")  # fmt: skip
+            "gemma3n-0", "gemma4-0", "llava")  # fmt: skip
 PROMPTS = [[1, 2, 3], [4, 5] * 12]
 KINDS = [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}, {"quantization": "fp8"}]
 
@@ -222,7 +223,7 @@ async def test_an_async_engine_takes_them_between_requests(folders):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families(name, tmp_path):
-    _, config, tensors = {**ALL, "llava": Seeing("llava")}[name].make(tmp_path / "old")
+    _, config, tensors = {**ALL, **LATER, "llava": Seeing("llava")}[name].make(tmp_path / "old")
     config = config.get("text_config", config)
     shutil.copytree(tmp_path / "old", tmp_path / "new")
     source = torch.Generator().manual_seed(3)

@@ -12,6 +12,7 @@ import torch
 from drafters import make_eagle, make_medusa
 from engine_families_helpers import ALL, Family
 from engines import BACKENDS, exact, greedy, open_llm, run
+from family_cases import ALL as LATER
 from safetensors.torch import load_file
 
 from tokenmill import AsyncLLM, SamplingParams
@@ -25,7 +26,8 @@ from tokenmill.testing.tiny import make_tiny
 FULL = os.environ.get("TOKENMILL_RELIABILITY") == "1"
 PROMPTS = [[1, 2, 3], [4, 5] * 12]
 KINDS = [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}, {"quantization": "fp8"}]
-FAMILIES = ("mistral-window", "qwen3-moe", "gemma3", "gpt2", "deepseek-v2", "qwen3-next", "falcon-7b")
+OLDER = ("mistral-window", "qwen3-moe", "gemma3", "gpt2", "deepseek-v2", "qwen3-next", "falcon-7b")
+FAMILIES = {name: ALL[name] for name in OLDER} | {name: LATER[f"{name}-0"] for name in ("gemma3n", "gemma4")}
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +131,7 @@ def test_with_all_that_a_request_may_ask_for(folder):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_kind_of_layer_wakes(family, tmp_path):
-    made = Family(ALL[family], tmp_path, 6)
+    made = Family(FAMILIES[family], tmp_path, 6)
     with made.open(enable_sleep_mode=True, kernels=BACKENDS[-1]) as llm:
         before = [exact(each) for each in run(llm, made.prompts, made.params)]
         for level in (1, 2):
