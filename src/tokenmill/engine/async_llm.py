@@ -111,7 +111,7 @@ class AsyncLLM:
         salt = check_salt(cache_salt)
         text, ids = await asyncio.to_thread(lambda: self.reader.chat(messages, sampling_params, **template))
         params = sampling_params or default_params(self.service.built.generation)
-        params = self.reader.with_reasoning(text, params)
+        params = self.reader.with_reasoning(text, params, messages, template)
         adapter = await self._adapter(lora_request)
         async for output in self._follow(self._request(text, ids, params, request_id, salt=salt, adapter=adapter)):
             yield output

@@ -147,7 +147,7 @@ class LLM:
         for i, conversation in enumerate(many):
             with about(i, len(many)):
                 text, ids = self.reader.chat(conversation, params[i], **dict(template))
-                each = self.reader.with_reasoning(text, params[i])
+                each = self.reader.with_reasoning(text, params[i], conversation, template)
                 requests.append(self._request(text, ids, each, salt=salt, adapter=adapters[i]))
         return [each.output() for each in self._drive(requests, use_tqdm)]
 

@@ -19,7 +19,7 @@ from tokenmill.engine.generation import default_params as default_params
 from tokenmill.process.home_process import HomeProcess
 from tokenmill.text.chat_template import ChatTemplate, check_template_kwargs
 from tokenmill.text.guard import ControlGuard, render_and_encode
-from tokenmill.text.messages.span import span_after
+from tokenmill.text.messages.span import span_after, text_of
 from tokenmill.text.template_process import template_pool
 from tokenmill.text.template_worker import TEXT_PARTS
 from tokenmill.text.tokenizer import Tokenizer
@@ -105,13 +105,16 @@ class PromptReader:
         kwargs = {**(options.pop("chat_template_kwargs", None) or {}), **named}
         return self.chat(messages, None, **options, chat_template_kwargs=kwargs)
 
-    def with_reasoning(self, text: str, params: SamplingParams) -> SamplingParams:
+    def with_reasoning(
+        self, text: str, params: SamplingParams, messages: Sequence[Any], options: Mapping[str, Any]
+    ) -> SamplingParams:
         """The parameters for a rendered chat's answer, with the place of its reasoning: structures and budgets need
         it."""
         wanted = params.structured_outputs is not None or params.thinking_token_budget is not None
         if not wanted or params.reasoning is not None or self.tokenizer is None:
             return params
-        return msgspec.structs.replace(params, reasoning=span_after(text, self.tokenizer))
+        continued = text_of(messages[-1]) if options.get("continue_final_message") else ""
+        return msgspec.structs.replace(params, reasoning=span_after(text, self.tokenizer, continued))
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Refuse chat options without effect: misspelt ones, and those that the template never reads."""

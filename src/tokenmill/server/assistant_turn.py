@@ -103,8 +103,10 @@ def plan_turn(
     tokenizer: Tokenizer | None,
     template: Template,
     separate: bool = True,
+    continued: str = "",
 ) -> tuple[Turn, SamplingParams]:
-    """How to read the turn, and the parameters for the engine. `separate`: reasoning is separated from the answer."""
+    """How to read the turn, and the parameters for the engine. `separate`: reasoning is separated from the answer.
+    `continued`: the text that the answer continues."""
     marks = control_marks(tokenizer)
     check_wish(wish, marks)
     if wish.wanted and not wish.forced and form.calls is None:
@@ -114,7 +116,7 @@ def plan_turn(
             param="tools",
         )
     thinking = form.thinking
-    inside = opens_thinking(prompt, thinking)
+    inside = opens_thinking(prompt, thinking, continued)
     may = inside or (thinks_by_itself(template, thinking) and not closed_thinking(prompt, thinking))
     span = thinking if may else None
     structure, calls = params.structured_outputs, form.calls

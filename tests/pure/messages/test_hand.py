@@ -8,11 +8,13 @@ import pytest
 
 from tests.pure.messages.writing import TOOLS, write
 from tokenmill.core.errors import ParameterError
+from tokenmill.testing.fake_generator import byte_tokenizer
 from tokenmill.text.messages.describe import MessageFormat
 from tokenmill.text.messages.detect import find_format, opens_thinking, thinks_by_itself
 from tokenmill.text.messages.families import CALL_FORMATS, THINKING
 from tokenmill.text.messages.message import Call, Message
 from tokenmill.text.messages.parser import MessageParser, parse_message
+from tokenmill.text.messages.span import span_after, text_of
 
 PARIS = ("get_weather", {"city": "Paris", "days": 2})
 GOOD = [
@@ -232,6 +234,18 @@ def test_a_call_of_a_known_function_ends_reasoning(name):
     assert parse_message(form, text + "</think>B", tools=TOOLS, thinking=True) == Message("B", text)
 
 
+def test_a_text_that_is_cut_within_a_mark():
+    """Nothing of it is left, nor of marks of no meaning, where control tokens tell."""
+    form = MessageFormat(THINKING["harmony"], CALL_FORMATS["harmony"])
+    tokens = ("<|channel|>", "<|start|>", "<|message|>")
+        MessageFormat(THINKING["harmony"], CALL_FORMATS["harmony"]),
+        ("<|channel|>", "<|start|>", "<|message|>"),
+    )
+    for text in ("<|channel|>comm", "<|message|>", "<|channel|>analysis<|message|>A<|end|><|start|>assis"):
+        assert parse_message(form, text, tools=TOOLS, drop=tokens).content == ""
+    assert parse_message(form, "a <|cha", tools=TOOLS, drop=tokens).content == "a <|cha"
+
+
 def test_arguments_that_are_no_object():
     """A known function gets them as they stand."""
     form = MessageFormat(THINKING["harmony"], CALL_FORMATS["harmony"])
@@ -317,6 +331,14 @@ def test_answers_in_marks():
     assert (found.reasoning, found.content) == ("A", "B")
     found = parse_message(MessageFormat(THINKING["apertus"]), "<|inner_prefix|>A<|inner_suffix|>B")
     assert (found.reasoning, found.content) == ("A", "B")
+
+
+def test_the_span_of_a_continued_answer():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "<think>"
+    for begun, opened in (("<think>a", ""), ("a", "<think>"), ("<think>a</think>b", "<think>")):
+        span = span_after("prompt", tokenizer, text_of({"content": [{"type": "text", "text": begun}]}))
+        assert span is not None and span.open == opened
 
 
 def test_names_and_prompts():

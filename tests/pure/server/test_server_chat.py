@@ -122,6 +122,22 @@ async def test_reasoning_is_counted_for_each_output(start: Starter) -> None:
     assert events(streamed.text)[-1]["usage"] == whole
 
 
+@pytest.mark.parametrize(
+    ("begun", "said"),
+    [
+        ("<think>a", ("b", "c")),
+        ([{"type": "text", "text": "<think>a"}], ("b", "c")),
+        ("<think>a</think>", (None, "b</think>c")),
+    ],
+)
+async def test_an_answer_may_continue_reasoning(start: Starter, begun: Any, said: tuple[str | None, str]) -> None:
+    served = await start(FakeOptions(script="b</think>c"), reasoning_parser="think")
+    body = {"messages": [*HELLO, {"role": "assistant", "content": begun}], "continue_final_message": True}
+    body["add_generation_prompt"] = False
+    message = (await served.post(PATH, body)).json()["choices"][0]["message"]
+    assert (message.get("reasoning"), message["content"]) == said
+
+
 async def test_prompt_options_reach_the_template(start: Starter) -> None:
     served = await start()
     asked = {

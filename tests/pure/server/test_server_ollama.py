@@ -50,6 +50,16 @@ async def test_calls_come_whole_with_arguments_as_objects(start):
         assert "".join(x["message"]["content"] for x in found).strip() == "Let me see."
 
 
+async def test_a_call_that_is_cut_is_left_out(start):
+    """Its arguments are objects here, and an empty one would be another call."""
+    served = await start(FakeOptions(script=CALL), tool_call_parser="hermes")
+    for stream in (True, False):
+        body = {**HI, "tools": TOOLS, "stream": stream, "options": {"num_predict": len(CALL) - 20}}
+        answer = await served.post("/api/chat", body)
+        found = lines(answer) if stream else [answer.json()]
+        assert not any("tool_calls" in x["message"] for x in found) and found[-1]["done_reason"] == "length"
+
+
 async def test_options_mean_what_they_say(start):
     served = await start(FakeOptions(script="abcdefgh"))
     body = {**HI, "stream": False, "options": {"num_predict": 3, "seed": 1, "num_ctx": 99, "mirostat": 0}}

@@ -15,8 +15,8 @@ from tokenmill.server.errors import HttpError
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.logprobs import chat_logprobs
 from tokenmill.server.translated_chat import listen
-from tokenmill.text.messages.message import Event, Message
-from tokenmill.text.messages.values import read_arguments
+from tokenmill.text.messages.message import Call, Event, Message
+from tokenmill.text.messages.values import is_json, read_arguments
 
 encode = msgspec.json.Encoder().encode
 REASONS = {"stop": "stop", "tool_calls": "stop", "length": "length"}
@@ -53,7 +53,7 @@ class Answer:
             shown = self._shown(heard.events)
             ended = heard.finish_reason is not None
             # arguments are objects in this API, so calls appear when they are complete
-            calls = self.said.calls[:] if ended else []
+            calls = self._calls(heard.finish_reason) if ended else []
             if shown or calls or ended:
                 line = self._body(*_texts(shown), calls=calls, logprobs=rows)
                 rows = []
@@ -68,7 +68,7 @@ class Answer:
             rows += heard.logprobs
             reason = heard.finish_reason
         said = self.said
-        body = self._body(said.content, said.reasoning, calls=said.calls, logprobs=rows)
+        body = self._body(said.content, said.reasoning, calls=self._calls(reason), logprobs=rows)
         return {**body, "done": True, **self._figures(reason)}
 
     def _last(self, line: dict[str, Any], reason: str | None) -> bytes:
@@ -76,6 +76,11 @@ class Answer:
         empty = self._body("", "", calls=[], logprobs=[])
         first = b"" if line == {**empty, "created_at": line["created_at"]} else encode({**line, "done": False}) + b"\n"
         return first + encode({**empty, "done": True, **self._figures(reason)}) + b"\n"
+
+    def _calls(self, reason: str | None) -> list[Call]:
+        """The calls, without one that the answer's length cuts: its arguments would look like none."""
+        calls = self.said.calls
+        return calls[:-1] if reason == "length" and calls and not is_json(calls[-1].arguments) else calls[:]
 
     def _shown(self, events: Sequence[Event]) -> list[Event]:
         return [e for e in events if e.kind in ("content", "reasoning") and e.text]

@@ -23,6 +23,7 @@ from tokenmill.server.openai.tools import call_objects, tool_wish
 from tokenmill.server.opening_messages import with_opening
 from tokenmill.server.request_job import TOKEN, Gathered, Job
 from tokenmill.text.messages.message import Message as Said
+from tokenmill.text.messages.span import text_of
 
 
 @dataclass(slots=True)
@@ -114,6 +115,7 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str, re
         tokenizer=context.backend.info.tokenizer,
         template=_template(context, body),
         separate=body.separate_reasoning,
+        continued=text_of(template_message(body.messages[-1])) if body.continue_final_message else "",
     )
     turn, params = await context.bodies.run_in_thread(job.size, planned)
     room = context.backend.info.max_model_len

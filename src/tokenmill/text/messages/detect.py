@@ -129,9 +129,12 @@ def thinks_by_itself(template: str | Mapping[str, str] | None, thinking: Thinkin
     return not (opened >= 0 and closed < opened)
 
 
-def opens_thinking(prompt: str, thinking: Thinking | None) -> bool:
-    """Does the prompt end inside reasoning?"""
-    return thinking is not None and prompt.rstrip().endswith(thinking.open.strip())
+def opens_thinking(prompt: str, thinking: Thinking | None, continued: str = "") -> bool:
+    """Does the prompt end inside reasoning? `continued`: the text at its end that the answer continues."""
+    if thinking is None:
+        return False
+    opened, close = thinking.open.strip(), thinking.close.strip()
+    return prompt.rstrip().endswith(opened) or continued.rfind(opened) > continued.rfind(close)
 
 
 def closed_thinking(prompt: str, thinking: Thinking | None) -> bool:

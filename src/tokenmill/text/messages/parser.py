@@ -50,7 +50,7 @@ class MessageParser:
         self.ends_thinking = form.thinking is not None and form.thinking.calls_end
         self.ends_thinking |= form.calls is not None and form.calls.ends_thinking
         anywhere = (self.opens,) if form.thinking is not None and form.thinking.anywhere else ()
-        kept = set(form.markers())
+        kept = {*self.blocks, self.opens}
         self.framing = {d.strip() for d in own if isinstance(d, str) and d.startswith("\n")}
         self.heads = {d.open: d.close for d in own if isinstance(d, Head)}
         dropped = {d.strip() for d in own if isinstance(d, str)} | {d for d in drop if d not in kept}
@@ -58,6 +58,7 @@ class MessageParser:
         self.most = most
         self.count = 0
         self.thinking = thinking
+        self.hidden = tuple(drop)
         self.out: list[tuple[Kind, int, str | None, list[str]]] = []
         self.content = _Text(self, "content")
         self.reasoning = _Text(self, "reasoning")
@@ -70,6 +71,9 @@ class MessageParser:
 
     def finish(self) -> list[Event]:
         """End the text; -> the remaining events."""
+        left = self.source.text[self.source.at :]
+        if left in self.markers.prefixes and left.startswith(self.hidden):
+            self.source.at += len(left)  # the text is cut within a mark
         self.source.ended = True
         return self._go()
 

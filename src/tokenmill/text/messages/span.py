@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tokenmill.core.request import ReasoningSpan
 from tokenmill.text.codec import Tokenizer
@@ -25,11 +26,20 @@ def reasoning_span(thinking: Thinking, inside: bool, marks: Mapping[str, int]) -
     return ReasoningSpan(open=opened, close=close, tokens=tokens)
 
 
-def span_after(prompt: str, tokenizer: Tokenizer) -> ReasoningSpan | None:
-    """The span of the answer to a rendered chat; None where the model will not reason."""
+def text_of(message: Any) -> str:
+    """A message's text, which an answer may continue."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def span_after(prompt: str, tokenizer: Tokenizer, continued: str = "") -> ReasoningSpan | None:
+    """The span of the answer to a rendered chat; None where the model will not reason. `continued`: the text that the
+    answer continues."""
     template = tokenizer.chat_template
     thinking = find_format(template).thinking
-    inside = opens_thinking(prompt, thinking)
+    inside = opens_thinking(prompt, thinking, continued)
     if thinking is None or thinking.answer:
         return None
     if not inside and (closed_thinking(prompt, thinking) or not thinks_by_itself(template, thinking)):
