@@ -238,9 +238,6 @@ def test_a_text_that_is_cut_within_a_mark():
     """Nothing of it is left, nor of marks of no meaning, where control tokens tell."""
     form = MessageFormat(THINKING["harmony"], CALL_FORMATS["harmony"])
     tokens = ("<|channel|>", "<|start|>", "<|message|>")
-        MessageFormat(THINKING["harmony"], CALL_FORMATS["harmony"]),
-        ("<|channel|>", "<|start|>", "<|message|>"),
-    )
     for text in ("<|channel|>comm", "<|message|>", "<|channel|>analysis<|message|>A<|end|><|start|>assis"):
         assert parse_message(form, text, tools=TOOLS, drop=tokens).content == ""
     assert parse_message(form, "a <|cha", tools=TOOLS, drop=tokens).content == "a <|cha"
