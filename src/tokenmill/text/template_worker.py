@@ -86,7 +86,7 @@ class ContentShape(NamedTuple):
 
     parts: bool  # the template loops over content parts
     wraps: bool  # it never asks whether content is text, so text must come as a part
-    nulls: bool  # it asks for none, so an absent content must be null instead of missing
+    nulls: bool  # it tells a turn of calls by a content that is null; others take its text, which is then empty
     writes: bool  # it writes a call's arguments as they are, so they must be JSON text instead of an object
 
 
@@ -97,6 +97,8 @@ def shaped(message: Message, shape: ContentShape) -> Message:
     message = {key: value for key, value in message.items() if value is not None}
     if shape.nulls:
         message.setdefault("content", content)
+    elif message.get("tool_calls"):
+        message.setdefault("content", "")
     # Templates that read a user's parts mostly add what a tool said to a text.
     result = message.get("role") in ("tool", "function") and not shape.wraps
     if isinstance(content, list) and (not shape.parts or (result and all(map(_is_text, content)))):
@@ -258,7 +260,13 @@ def content_shape(tree: Any) -> ContentShape:
     loops = any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
     tests = {test.name for test in tree.find_all(nodes.Test)}
     asks = not tests.isdisjoint(("string", "iterable", "sequence", "mapping"))
-    return ContentShape(loops, not asks, "none" in tests, _writes_arguments(tree))
+    null = any(test.name == "none" and is_content(test.node) for test in tree.find_all(nodes.Test))
+    same = any(is_content(one.expr) and "" in map(_constant, one.ops) for one in tree.find_all(nodes.Compare))
+    return ContentShape(loops, not asks, null and not same, _writes_arguments(tree))
+
+
+def _constant(operand: Any) -> object:
+    return getattr(operand.expr, "value", None)
 
 
 def _named(tree: Any, key: str) -> Callable[[Any], bool]:

@@ -126,6 +126,24 @@ def test_tool_arguments_come_as_objects() -> None:
     assert "{" in render(CHATML, broken)
 
 
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        ("{{ '</think>' in m.content and m.x is not none }}[{{ m.content }}]", "False[]"),
+        ("{{ m.content|length }}{{ m.content + '.' }}", "0."),
+        ("{{ m.content if m.content is string else m.content|tojson }}.", "."),
+        ("{% if m.content is none or m.content == '' %}{{ m.content|length }}{% endif %}", "0"),
+        ("{% if m['content'] is none %}calls{% else %}text{% endif %}", "calls"),
+        ("{% set c = m.content %}{% if c is not none %}text{% else %}calls{% endif %}", "calls"),
+    ],
+)
+@pytest.mark.parametrize("said", [{}, {"content": None}])
+def test_calls_without_text_have_an_empty_one(source: str, written: str, said: Any) -> None:
+    """Published templates fail on null, or write it; those of DeepSeek tell calls from text by it."""
+    turn = {"role": "assistant", "tool_calls": [CALL], **said}
+    assert render("{% for m in messages[1:] %}" + source + "{% endfor %}", [*USER, turn]) == written
+
+
 WRITES = "{% for m in messages %}{% for call in m.tool_calls %}{% set f = call.function %}{{ '<' + f.name + '>' }}"
 ENDS = "{% endfor %}{% endfor %}"
 
