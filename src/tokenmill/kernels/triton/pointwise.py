@@ -159,7 +159,7 @@ def add(
         x, y, out, normed, width, x.stride(0), y.stride(-2), float(scale),
         **stored_norm(within, "within"), **stored_norm(norm, "norm"),
         PARTS=0 if y.ndim == 2 else y.shape[0], PLAIN=within is None and scale == 1.0,
-        BLOCK=block, PDL=pdl, num_warps=max(1, min(16, block // 512)), launch_pdl=pdl,
+        BLOCK=block, PDL=pdl, num_warps=max(1, min(16, block // 512)), maxnreg=96, launch_pdl=pdl,
     )  # fmt: skip
     return out, normed
 
