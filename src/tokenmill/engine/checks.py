@@ -48,6 +48,8 @@ def check_options(config: EngineConfig, *, later: bool = False) -> None:
     _check_adapters(config.adapters, later=later)
     _check_parallel(config.parallel)
     check_balance(config)
+    if not later:  # else it may be said for several models, and some have what it needs
+        _check_effects(config)
     if unknown := set(left_out(config)) - set(LEFT_OUT):
         raise ParameterError(
             f"--disable {', '.join(sorted(unknown))}: what can be left out is {', '.join(LEFT_OUT)}.", param="disable"
@@ -88,6 +90,27 @@ def _check_names(given: str) -> None:
         )
     if len(set(names)) < len(names):
         raise ParameterError(f"--served-model-name {shown(given)}: a name stands twice.", param="served_model_name")
+
+
+def _check_effects(config: EngineConfig) -> None:
+    """Refuse options that have no effect without others, or beside others."""
+    model, execute, adapters, schedule = config.model, config.execute, config.adapters, config.schedule
+    lora, search = adapters.enable_lora, config.tuning.kernel_search != "off"
+    needs = (
+        (adapters, "max_loras", lora, "without --enable-lora"),
+        (adapters, "max_lora_rank", lora, "without --enable-lora"),
+        (adapters, "max_cpu_loras", lora, "without --enable-lora"),
+        (schedule, "long_prefill_token_threshold", schedule.enable_chunked_prefill,
+         "with --no-enable-chunked-prefill, as prompts are computed whole"),
+        (config.tuning, "kernel_search_seconds", search, "without --kernel-search load"),
+        (config.files, "sleep_folder", execute.enable_sleep_mode, "without --enable-sleep-mode"),
+        (model, "tokenizer", not model.skip_tokenizer_init, "with --skip-tokenizer-init"),
+        (execute, "check_structured", not model.skip_tokenizer_init, "with --skip-tokenizer-init"),
+    )  # fmt: skip
+    for group, name, effective, why_not in needs:
+        if not effective and getattr(group, name) != getattr(type(group)(), name):
+            flag = "--" + name.replace("_", "-")
+            raise ParameterError(f"{flag} has no effect {why_not}: leave it out.", param=name)
 
 
 def _check_files(files: FileOptions) -> None:

@@ -426,6 +426,11 @@ def _kernels(config: EngineConfig, device: str, reasons: list[str]) -> Kernels:
     if not has_kernels(device):
         reasons.append(f"plain torch computes on {device}: there are no kernels of our own for it, and it is slower")
     without, pruned = left_out(config), config.tuning.pruned_weights
+    if without and device == "cpu":
+        raise ParameterError(
+            f"--disable {', '.join(without)}: only a GPU has these, and this engine runs on a CPU: leave it out.",
+            param="disable",
+        )
     if pruned == "packed" and (execute.kernels == "reference" or (execute.deterministic and device != "cpu")):
         with_it = "--kernels reference" if execute.kernels == "reference" else "--deterministic on a GPU"
         raise ParameterError(

@@ -45,7 +45,8 @@ def switches(config: EngineConfig) -> list[Switch]:
             off = {"block_size": config.model.max_model_len, "enable_prefix_caching": False}
             found.append(Switch("paged K/V", off))
     if config.schedule.enable_chunked_prefill:
-        found.append(Switch("chunked prefill", {"enable_chunked_prefill": False}))
+        beside = {"long_prefill_token_threshold": 0} if config.schedule.long_prefill_token_threshold else {}
+        found.append(Switch("chunked prefill", {"enable_chunked_prefill": False, **beside}))
     if config.execute.kernels != "reference":
         found.append(Switch("fast kernels", {"kernels": "reference"}))
     if config.execute.kernels != "reference" and not config.execute.enforce_eager:

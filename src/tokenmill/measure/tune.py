@@ -202,6 +202,8 @@ def dimensions(base: Mapping[str, Any], goal: Goal, kind: str) -> dict[str, list
         "long_prefill_token_threshold": [0, 128, 512],
         "speculative_config": [None, {"method": "ngram"}],
     }
+    if base.get("enable_chunked_prefill") is False:  # prompts are computed whole
+        del found["long_prefill_token_threshold"]
     if goal.lossy:
         small: dict[str, list[Any]] = {
             "quantization": [None, "int8", "int4"],

@@ -207,6 +207,7 @@ OPTIONS = [
     ({"chat_template": "x"}, r"server's \(--chat-template\). Offline, give it to chat\(\)"),
     ({"pipeline_parallel_size": 65}, "at most 64"), ({"cpu_offload_gb": 4}, "cpu_offload_gb"),
     ({"quantization": "int99"}, "int99"), ({"model": "/nowhere/at/all"}, "nowhere"),
+    ({"disable": "fusion", "num_blocks": 200}, "--disable fusion: only a GPU has these"),
 ]  # fmt: skip
 
 

@@ -235,6 +235,12 @@ def try_one(number: int, models: Any) -> str:
     rng = random.Random(number)
     model = models(rng.choice(MODELS))
     computes, options = draw(rng, COMPUTES), draw(rng, CHANGES_NOTHING)
+    if not options["enable_lora"]:
+        del options["max_loras"]
+    if not options["enable_chunked_prefill"]:
+        del options["long_prefill_token_threshold"]
+    if options["check_structured"] and not model.readable:
+        del options["check_structured"]
     if model.folder == demo_dir("main") and rng.random() < 0.5:
         options["speculative_config"] = rng.choice(OF_THE_DEMO)
     if model.readable:  # plain torch is too slow for these

@@ -88,6 +88,16 @@ REFUSED = {
     "experts of one rank": (["--enable-expert-parallel"], "which is 1"),
     "experts that stay": (["--eplb-config", '{"window_size": 5}'], "no effect without --enable-eplb"),
     "nothing to leave out": (["--disable", "heat"], "what can be left out is fusion,"),
+    "slots of no adapters": (["--max-loras", "2"], "--max-loras has no effect without --enable-lora"),
+    "a rank of no adapters": (["--max-lora-rank", "64"], "--max-lora-rank has no effect without --enable-lora"),
+    "memory of no adapters": (["--max-cpu-loras", "9"], "--max-cpu-loras has no effect without --enable-lora"),
+    "pieces of whole prompts": (
+        ["--no-enable-chunked-prefill", "--long-prefill-token-threshold", "9"],
+        "--long-prefill-token-threshold has no effect with --no-enable-chunked-prefill",
+    ),
+    "time for no search": (["--kernel-search-seconds", "9"], "no effect without --kernel-search load"),
+    "where nothing sleeps": (["--sleep-folder", "/tmp"], "--sleep-folder has no effect without --enable-sleep-mode"),
+    "checks without text": (["--skip-tokenizer-init", "--check-structured", "1"], "effect with --skip-tokenizer-init"),
     "a text": (["demo", "extra", "words"], "extra is not a folder, file or stored model here"),
 }
 
