@@ -190,6 +190,13 @@ GOOD = [
         [],
     ),
     ("harmony", "<|channel|>commentary to=functions.now <|constrain|>json<|message|><|call|>", "", [("now", {})]),
+    (
+        "gigachat3",
+        'A<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "now", "arguments": {}}<|message_sep|>\n\n',
+        "A",
+        [("now", {})],
+    ),
+    ("gigachat3", 'A function call<|function_call|>{"name": "now"}', "A function call", [("now", {})]),
     ("minimax", '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>', "", [("now", {})]),
     ("minimax", '<tool_calls>\n{"name": "now", "arguments": {}}\n</tool_calls>', "", [("now", {})]),
 ]
@@ -303,6 +310,7 @@ TEMPLATES = {
     "apertus": "{{ assistant_token + '<|tools_prefix|>[' }}<|inner_prefix|>",
     "nemotron": "{{- '<TOOLCALL>[' -}}",
     "tool_calls": "{{- '<tool_calls>[\\n' }}",
+    "gigachat3": 'role_sep="<|role_sep|>\\n", message_sep="<|message_sep|>\\n\\n"',
     "minimax": "{{- '<tool_calls>\\n' }}",
     "llama3_json": 'respond {"name": function name, "parameters": dictionary of argument name and its value}',
 }
@@ -336,6 +344,18 @@ def test_the_span_of_a_continued_answer():
     for begun, opened in (("<think>a", ""), ("a", "<think>"), ("<think>a</think>b", "<think>")):
         span = span_after("prompt", tokenizer, text_of({"content": [{"type": "text", "text": begun}]}))
         assert span is not None and span.open == opened
+
+
+def test_published_templates_that_show_tools_alone():
+    """LFM2's leave the text of calls to the client."""
+    for template in ("List of tools: <|tool_list_start|>[", '"List of tools: [" keep_past_thinking'):
+        assert find_format(template).calls is CALL_FORMATS["lfm2"]
+    assert find_format("List of tools: [").calls is None
+    form = find_format("[BEGIN FINAL RESPONSE]<tool_calls>[")
+    assert form == MessageFormat(THINKING["apriel"], CALL_FORMATS["tool_calls"])
+    said = "Hm.\n[BEGIN FINAL RESPONSE]\nYes.\n[END FINAL RESPONSE]"
+    assert opens_thinking("<|assistant|>\nHere are my reasoning steps:\n", form.thinking)
+    assert parse_message(form, said, thinking=True) == Message("Yes.", "Hm.")
 
 
 def test_names_and_prompts():

@@ -269,6 +269,13 @@ FUNCTIONARY_V32 = CallFormat(
     start_drop=("all\n",),
     between="",
 )
+GIGACHAT = CallFormat(
+    "gigachat3",
+    (Calls("<|function_call|>", (Object(),)), Calls("function call<|role_sep|>\n", (Object(),))),
+    drop=("<|message_sep|>",),
+    glue="",
+    between="",
+)
 _MARKED = (Object(),)
 SEED = CallFormat(
     "seed_oss",
@@ -355,6 +362,7 @@ CALL_FORMATS: dict[str, CallFormat] = {
         INTERNLM,
         FUNCTIONARY,
         FUNCTIONARY_V32,
+        GIGACHAT,
         SEED,
         LFM2,
         OLMO3,
@@ -381,6 +389,9 @@ THINKING: dict[str, Thinking] = {
         drop=_HARMONY_DROPS,
         anywhere=True,
         calls_end=True,
+    ),
+    "apriel": Thinking(
+        "Here are my reasoning steps:\n", "\n[BEGIN FINAL RESPONSE]\n", lead="", drop=("\n[END FINAL RESPONSE]",)
     ),
     "seed_oss": Thinking("<seed:think>", "</seed:think>", lead=""),
     "gemma4": Thinking("<|channel>thought\n", "<channel|>", lead=""),
