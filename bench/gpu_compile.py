@@ -277,11 +277,23 @@ def serve(standin: Standin, case: Case, layers: int) -> set[tuple[Any, str]]:
     return ready
 
 
-def compiled(kernel: Kernel) -> dict[str, Any]:
-    """Compile one kernel for the device: what it takes."""
-    found = kernel.function._do_compile(
+def _made(kernel: Kernel) -> Any:
+    return kernel.function._do_compile(
         kernel.key, kernel.signature, 0, kernel.constants, kernel.options, kernel.attributes, True
     )
+
+
+def assembly(kernel: Kernel) -> str:
+    """Compile one kernel for the device: its instructions."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(_made(kernel).asm["cubin"])
+        file.flush()
+        return _shown(file.name, "-sass")
+
+
+def compiled(kernel: Kernel) -> dict[str, Any]:
+    """Compile one kernel for the device: what it takes."""
+    found = _made(kernel)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(found.asm["cubin"])
         file.flush()
