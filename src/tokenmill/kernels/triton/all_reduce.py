@@ -18,35 +18,41 @@ from torch import Tensor
 
 from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.triton.common import begin, pow2, wait
-from tokenmill.kernels.triton.pointwise import add_sum, norm_stored, stored_norm
+from tokenmill.kernels.triton.pointwise import add_sum, norm_row, stored_norm
 
 SLOTS = 3
 BLOCK = 1024
 EMPTY = -(1 << 15)
 """The bits of -0.0 in 16-bit floats."""
 RESIDENT_WARPS = 132 * 32
-"""Warps that a Hopper holds at once with the registers that a row takes. More rows than fit share programs."""
+"""Warps that a Hopper holds at once with so many REGISTERS each. More rows than fit share programs."""
+REGISTERS = 64
 
 
 @triton.jit
-def _send(x_ptr, x_at, real, buffers_ptr, slot, slot_size, at, RANK: tl.constexpr, RANKS: tl.constexpr,
-          EMPTY: tl.constexpr):  # fmt: skip
+def _buffers(buffers_ptr, RANKS: tl.constexpr):
+    """Where each rank's buffers lie. They stay there, so no need to wait."""
+    found = ()
+    for rank in tl.static_range(RANKS):
+        found += (tl.multiple_of(tl.load(buffers_ptr + rank).to(tl.pointer_type(tl.int16)), 16),)
+    return found
+
+
+@triton.jit
+def _send(x, real, buffers, slot, slot_size, at, RANK: tl.constexpr, RANKS: tl.constexpr, EMPTY: tl.constexpr):
     """The bits of this rank's part, pushed to all others."""
-    x = tl.load(x_ptr + x_at, mask=real, other=0.0)
     bits = x.to(tl.int16, bitcast=True)
     bits = tl.where(bits == EMPTY, 0, bits).to(tl.int16)
     for peer in tl.static_range(RANKS):
         if peer != RANK:
-            theirs = tl.multiple_of(tl.load(buffers_ptr + peer).to(tl.pointer_type(tl.int16)), 16)
-            tl.store(theirs + ((slot * RANKS + RANK) * slot_size + at), bits, mask=real)
+            tl.store(buffers[peer] + ((slot * RANKS + RANK) * slot_size + at), bits, mask=real)
     return bits
 
 
 @triton.jit
-def _add_up(bits, like_ptr, buffers_ptr, slot, slot_size, at, real, used, RANK: tl.constexpr, RANKS: tl.constexpr,
+def _add_up(bits, like_ptr, own, slot, slot_size, at, real, used, RANK: tl.constexpr, RANKS: tl.constexpr,
             EMPTY: tl.constexpr, SLOTS: tl.constexpr):  # fmt: skip
     """The sum of all parts as they arrive, in rank order, in float32. Empties the slot of the call before."""
-    own = tl.multiple_of(tl.load(buffers_ptr + RANK).to(tl.pointer_type(tl.int16)), 16)
     before = (slot + SLOTS - 1) % SLOTS
     empty = tl.full(bits.shape, EMPTY, dtype=tl.int16)
     for peer in tl.static_range(RANKS):
@@ -75,38 +81,42 @@ def _push_kernel(
     begin(PDL)
     first, step = tl.program_id(0), tl.num_programs(0)
     within = tl.arange(0, BLOCK)
+    buffers = _buffers(buffers_ptr, RANKS)
     wait(PDL)
     for block in range(first, tl.cdiv(n, BLOCK), step):
         at = block * BLOCK + within
         slot = tl.load(turns_ptr + block)
-        _send(x_ptr, at, at < n, buffers_ptr, slot, slot_size, at, RANK, RANKS, EMPTY)
+        x = tl.load(x_ptr + at, mask=at < n, other=0.0)
+        _send(x, at < n, buffers, slot, slot_size, at, RANK, RANKS, EMPTY)
     for block in range(first, tl.cdiv(n, BLOCK), step):
         at = block * BLOCK + within
         real = at < n
         slot = tl.load(turns_ptr + block)
         bits = tl.load(x_ptr + at, mask=real, other=0.0).to(tl.int16, bitcast=True)
-        total = _add_up(bits, x_ptr, buffers_ptr, slot, slot_size, at, real, at >= 0, RANK, RANKS, EMPTY, SLOTS)
+        beside = tl.zeros([BLOCK], tl.float32)
         if RESIDUAL:
-            total += tl.load(residual_ptr + at, mask=real, other=0.0).to(tl.float32)
+            beside = tl.load(residual_ptr + at, mask=real, other=0.0).to(tl.float32)
+        total = _add_up(bits, x_ptr, buffers[RANK], slot, slot_size, at, real, at >= 0, RANK, RANKS, EMPTY, SLOTS)
+        if RESIDUAL:
+            total += beside
         tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=real)
         tl.store(turns_ptr + block, (slot + 1) % SLOTS)
 
 
 @triton.jit
 def _add_row_up(
-    bits, slot, row, at, d, real, used, x_ptr, residual_ptr, out_ptr, normed_ptr, buffers_ptr, D, slot_size, scale,
-    within_ptr, within_bias_ptr, within_eps, norm_ptr, norm_bias_ptr, norm_eps,
+    bits, residual, g, slot, row, at, d, real, used, x_ptr, out_ptr, normed_ptr, own, D, slot_size, scale,
+    within_ptr, within_bias_ptr, within_eps, norm_bias_ptr, norm_eps,
     WITHIN: tl.constexpr, WITHIN_BIAS: tl.constexpr, WITHIN_OFFSET: tl.constexpr,
-    NORM: tl.constexpr, NORM_BIAS: tl.constexpr, NORM_OFFSET: tl.constexpr,
+    NORM: tl.constexpr, NORM_BIAS: tl.constexpr,
     RANK: tl.constexpr, RANKS: tl.constexpr, EMPTY: tl.constexpr, SLOTS: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Store the sum of a row's parts and its residual, and the norm of that."""
-    total = _add_up(bits, x_ptr, buffers_ptr, slot, slot_size, at, real, used, RANK, RANKS, EMPTY, SLOTS)
-    residual = tl.load(residual_ptr + row * D + d, mask=real, other=0.0).to(tl.float32)
-    y = add_sum(residual, total, scale, within_ptr, within_bias_ptr, d, real, D, within_eps,
+    """Store the sum of a row's parts and its residual, and the norm of that. g: the norm's weights."""
+    total = _add_up(bits, x_ptr, own, slot, slot_size, at, real, used, RANK, RANKS, EMPTY, SLOTS)
+    y = add_sum(residual.to(tl.float32), total, scale, within_ptr, within_bias_ptr, d, real, D, within_eps,
                 WITHIN, WITHIN_BIAS, WITHIN_OFFSET, PLAIN, out_ptr.dtype.element_ty)  # fmt: skip
     tl.store(out_ptr + row * D + d, y, mask=real)
-    y = norm_stored(y.to(tl.float32), norm_ptr, norm_bias_ptr, d, real, D, norm_eps, NORM, NORM_BIAS, NORM_OFFSET)
+    y = norm_row(y.to(tl.float32), g, norm_bias_ptr, d, real, D, norm_eps, NORM == "layer", NORM_BIAS)
     tl.store(normed_ptr + row * D + d, y.to(normed_ptr.dtype.element_ty), mask=real)
 
 
@@ -130,29 +140,34 @@ def _push_norm_kernel(
     blocks = tl.cdiv(D, BLOCK)
     turn = turns_ptr + number
     used = number < blocks
+    g = tl.load(norm_ptr + d, mask=real, other=0.0).to(tl.float32) + NORM_OFFSET
+    buffers = _buffers(buffers_ptr, RANKS)
     wait(PDL)
     if ONE:
         at = first * blocks * BLOCK + d
         slot = tl.load(turn + first * blocks, mask=used, other=0)
-        bits = _send(x_ptr, first * D + d, real, buffers_ptr, slot, slot_size, at, RANK, RANKS, EMPTY)
+        x = tl.load(x_ptr + first * D + d, mask=real, other=0.0)
+        residual = tl.load(residual_ptr + first * D + d, mask=real, other=0.0)
+        bits = _send(x, real, buffers, slot, slot_size, at, RANK, RANKS, EMPTY)
         _add_row_up(
-            bits, slot, first, at, d, real, used & (d >= 0), x_ptr, residual_ptr, out_ptr, normed_ptr, buffers_ptr, D,
-            slot_size, scale, within_ptr, within_bias_ptr, within_eps, norm_ptr, norm_bias_ptr, norm_eps,
-            WITHIN, WITHIN_BIAS, WITHIN_OFFSET, NORM, NORM_BIAS, NORM_OFFSET, RANK, RANKS, EMPTY, SLOTS, PLAIN,
+            bits, residual, g, slot, first, at, d, real, used & (d >= 0), x_ptr, out_ptr, normed_ptr, buffers[RANK], D,
+            slot_size, scale, within_ptr, within_bias_ptr, within_eps, norm_bias_ptr, norm_eps,
+            WITHIN, WITHIN_BIAS, WITHIN_OFFSET, NORM, NORM_BIAS, RANK, RANKS, EMPTY, SLOTS, PLAIN,
         )  # fmt: skip
         tl.store(turn + first * blocks, (slot + 1) % SLOTS, mask=used)
     else:
         for row in range(first, rows, step):
             slot = tl.load(turn + row * blocks, mask=used, other=0)
-            _send(x_ptr, row * D + d, real, buffers_ptr, slot, slot_size, row * blocks * BLOCK + d, RANK, RANKS, EMPTY)
+            x = tl.load(x_ptr + row * D + d, mask=real, other=0.0)
+            _send(x, real, buffers, slot, slot_size, row * blocks * BLOCK + d, RANK, RANKS, EMPTY)
         for row in range(first, rows, step):
             slot = tl.load(turn + row * blocks, mask=used, other=0)
             bits = tl.load(x_ptr + row * D + d, mask=real, other=0.0).to(tl.int16, bitcast=True)
+            residual = tl.load(residual_ptr + row * D + d, mask=real, other=0.0)
             _add_row_up(
-                bits, slot, row, row * blocks * BLOCK + d, d, real, used & (d >= 0), x_ptr, residual_ptr, out_ptr,
-                normed_ptr, buffers_ptr, D, slot_size, scale, within_ptr, within_bias_ptr, within_eps, norm_ptr,
-                norm_bias_ptr, norm_eps, WITHIN, WITHIN_BIAS, WITHIN_OFFSET, NORM, NORM_BIAS, NORM_OFFSET,
-                RANK, RANKS, EMPTY, SLOTS, PLAIN,
+                bits, residual, g, slot, row, row * blocks * BLOCK + d, d, real, used & (d >= 0), x_ptr, out_ptr,
+                normed_ptr, buffers[RANK], D, slot_size, scale, within_ptr, within_bias_ptr, within_eps, norm_bias_ptr,
+                norm_eps, WITHIN, WITHIN_BIAS, WITHIN_OFFSET, NORM, NORM_BIAS, RANK, RANKS, EMPTY, SLOTS, PLAIN,
             )  # fmt: skip
             tl.store(turn + row * blocks, (slot + 1) % SLOTS, mask=used)
 
@@ -182,7 +197,8 @@ def push_norm(
         x, residual, out, normed, buffers, turns, rows, width, slot_size, float(scale),
         **stored_norm(within, "within"), **stored_norm(norm, "norm"),
         RANK=rank, RANKS=buffers.numel(), BLOCK=BLOCK, BLOCKS=blocks, EMPTY=EMPTY, SLOTS=SLOTS,
-        PLAIN=within is None and scale == 1.0, ONE=rows == programs, PDL=pdl, num_warps=warps, launch_pdl=pdl,
+        PLAIN=within is None and scale == 1.0, ONE=rows == programs, PDL=pdl, num_warps=warps, maxnreg=REGISTERS,
+        launch_pdl=pdl,
     )  # fmt: skip
     return out, normed
 
@@ -201,6 +217,6 @@ def push_sum(
     _push_kernel[(min(triton.cdiv(count, BLOCK), RESIDENT_WARPS // 4),)](
         x, residual, out, buffers, turns, count, slot_size,
         RANK=rank, RANKS=buffers.numel(), BLOCK=BLOCK, EMPTY=EMPTY, SLOTS=SLOTS,
-        RESIDUAL=residual is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        RESIDUAL=residual is not None, PDL=pdl, num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,
     )  # fmt: skip
     return out
