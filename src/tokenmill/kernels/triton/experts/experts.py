@@ -245,14 +245,16 @@ def _combine_kernel(
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wait(PDL)
-    y = tl.zeros((BLOCK,), dtype=tl.float32)
+    y, beside = tl.zeros((BLOCK,), dtype=tl.float32), tl.zeros((BLOCK,), dtype=tl.float32)
+    if RESIDUAL:
+        beside = tl.load(residual_ptr + token * N + n, mask=n < N, other=0.0).to(tl.float32)
     for j in tl.static_range(TOP):
         expert = tl.load(id_ptr + token * TOP + j)
+        part = tl.load(part_ptr + (token * TOP + j) * N + n, mask=n < N, other=0.0)  # anything, if it is not here
         here = (expert >= 0) & (expert < E)
-        part = tl.load(part_ptr + (token * TOP + j) * N + n, mask=here & (n < N), other=0.0)
         y += tl.where(here, part.to(tl.float32) * tl.load(gate_ptr + token * TOP + j), 0.0)
     if RESIDUAL:
-        y += tl.load(residual_ptr + token * N + n, mask=n < N, other=0.0).to(tl.float32)
+        y += beside
     tl.store(out_ptr + token * N + n, y.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
@@ -266,6 +268,6 @@ def combine(
     block = min(1024, pow2(width))
     _combine_kernel[(tokens, triton.cdiv(width, block))](
         parts, ids, gates, residual, out, width, experts, TOP=top, BLOCK=block, RESIDUAL=residual is not None,
-        PDL=pdl, num_warps=max(1, block // 256), launch_pdl=pdl,
+        PDL=pdl, num_warps=max(1, block // 256), maxnreg=96, launch_pdl=pdl,
     )  # fmt: skip
     return out
