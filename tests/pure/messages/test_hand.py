@@ -197,6 +197,23 @@ GOOD = [
         [("now", {})],
     ),
     ("gigachat3", 'A function call<|function_call|>{"name": "now"}', "A function call", [("now", {})]),
+    (
+        "pythonic",
+        "[ get_weather(city='a', days=2, extra=[(1,), {'k': [.5, -.5, 5.,],}], dots='.')]",
+        "",
+        [("get_weather", {"city": "a", "days": 2, "extra": [[1], {"k": [0.5, -0.5, 5.0]}], "dots": "."})],
+    ),
+    (
+        "lfm2",
+        '<|tool_call_start|>[{"name": "now", "arguments": {}}, {"name": "now"}]<|tool_call_end|>',
+        "",
+        [("now", {})] * 2,
+    ),
+    ("lfm2", '<|tool_call_start|>{"name": "now", "arguments": {}}<|tool_call_end|>', "", [("now", {})]),
+    ("lfm2", "<|tool_call_start|>now()<|tool_call_end|>", "", [("now", {})]),
+    ("cohere", "<|START_ACTION|>[]<|END_ACTION|>a", "a", []),
+    ("granite", "a<|tool_call|>[ ]", "a", []),
+    ("pythonic", "[] is a list", "[] is a list", []),
     ("minimax", '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>', "", [("now", {})]),
     ("minimax", '<tool_calls>\n{"name": "now", "arguments": {}}\n</tool_calls>', "", [("now", {})]),
 ]

@@ -294,7 +294,12 @@ SEED = CallFormat(
 )
 LFM2 = CallFormat(
     "lfm2",
-    (Calls("<|tool_call_start|>", (Python(),), "<|tool_call_end|>", array=True, many=True, between=", "),),
+    (
+        Calls("<|tool_call_start|>", (Python(),), "<|tool_call_end|>", array=True, many=True, between=", "),
+        Calls("<|tool_call_start|>", (Object(),), "<|tool_call_end|>", array=True, many=True, between=", "),
+        Calls("<|tool_call_start|>", (Object(),), "<|tool_call_end|>", many=True),
+        Calls("<|tool_call_start|>", (Python(),), "<|tool_call_end|>", many=True),
+    ),
     glue="",
 )
 OLMO3 = CallFormat("olmo3", (Calls("<function_calls>\n", (Python(),), "\n</function_calls>", many=True),))

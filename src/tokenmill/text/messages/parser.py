@@ -173,12 +173,20 @@ class MessageParser:
         source.kept = [marker] if marker else []
         yield from source.spaces()
         seen = yield from source.peek(1)
-        block = next((b for b in blocks if fits(b, seen)), None) if seen else None
-        if block is None:
+        fitting = [b for b in blocks if fits(b, seen)] if seen else []
+        if not fitting:
             self._give_up()
             return
+        block = fitting[0]
         if block.array:
             source.skip(1)
+            yield from source.spaces()
+            seen = yield from source.peek(1)
+            block = next((b for b in fitting if b.array and seen and begins(b.steps[0], seen)), block)
+            if seen == "]" and marker and not self.thinking:  # no call at all
+                source.kept = None
+                yield from self._close(block)
+                return
         more = True
         while more:
             call = CallReader(self, block)

@@ -22,6 +22,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(\n)|(.))", re.D
 _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0"}
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _BRACKETS = {"(": "[", ")": "]"}
+_POINT = re.compile(r"(-?)(?=\.?\d)(\d*)\.(\d*)")
 _CONTROLS = re.compile("[\x00-\x1f]")
 _HALF = re.compile("[\ud800-\udfff]")
 _LOOSE = re.compile(r"([^\s,:{}\[\]]+)(\s*:)?|(.)", re.DOTALL)
@@ -96,10 +97,18 @@ def from_python(given: str) -> str:
             continue
         if not space:
             join()
-            parts.append(_WORDS.get(word, word) or number or _BRACKETS.get(mark, mark))
+            if mark in (")", "]", "}") and parts[-1:] == [","]:
+                parts.pop()
+            parts.append(_WORDS.get(word, word) or _number(number) or _BRACKETS.get(mark, mark))
     join()
     made = "".join(parts)
     return made if is_json(made) else text(given.strip())
+
+
+def _number(given: str) -> str:
+    """A number without a digit before or behind its point, as JSON has it."""
+    found = _POINT.fullmatch(given)
+    return given if found is None else f"{found[1]}{found[2] or '0'}.{found[3] or '0'}"
 
 
 def _unescape(found: re.Match[str]) -> str:
