@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from engines import check_nothing_left, exact, follow
 from families_helpers import CASES
+from family_cases import ALL as LATER
 from parity import make
 
 from tokenmill import LLM, AsyncLLM, SamplingParams
@@ -35,11 +36,11 @@ LONGEST = 120
 BATCHES = 5
 """Tests among which the runs are shared out, so that several processes can take part."""
 
-MODELS = ("demo",) * 4 + ("moe", "gemma3", "gpt-oss", "deepseek-v2", "mixtral", "qwen3-next")
+MODELS = ("demo",) * 4 + ("moe", "gemma3", "gpt-oss", "deepseek-v2", "mixtral", "qwen3-next", "gemma3n-0")
 COMPUTES: dict[str, tuple[Any, ...]] = {
     "dtype": ("auto", "auto", "float32", "bfloat16"),
     "quantization": (None, None, "int8", "int4", "fp8", "int4-g64", "w4a8", "int8,head=none"),
-    "kv_cache_dtype": ("auto", "auto", "float32", "bfloat16", "fp8", "int8"),
+    "kv_cache_dtype": ("auto", "auto", "float32", "bfloat16", "fp8", "int8", "int4", "int4-fp8k"),
     "kv_cache_group": (0, 0, 0, 8),
     "kernels": ("auto", "auto", "auto", "reference"),
 }
@@ -126,6 +127,10 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"structured_outputs": {"choice": ["yes, of course", "no, never"]}, "logprobs": 1},
     {"structured_outputs": {"regex": "[0-9]{2}( [a-z]{3}){2}"}, "temperature": 0.9, "seed": 5, "n": 2},
     {"structured_outputs": {"json": {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}}}},
+    {"temperature": 0.9, "mirostat": 2, "mirostat_tau": 3.0, "seed": 6, "n": 2, "logprobs": 1},
+    {"temperature": 1.0, "dry_multiplier": 0.9, "dry_allowed_length": 1, "dry_penalty_last_n": 30, "seed": 2},
+    {"temperature": 1.1, "xtc_probability": 0.6, "xtc_threshold": 0.02, "top_n_sigma": 1.5, "seed": 9},
+    {"repetition_penalty": 1.3, "repeat_last_n": 5, "no_repeat_ngram_size": 3},
     {"logits_processors": [lambda said, x: x + (len(said) % 3 == 0) * 0.5 * (x == x[said[-1:] or [0]])]},
 )
 NEEDS_TEXT = {"stop", "bad_words", "structured_outputs"}
@@ -163,7 +168,7 @@ class Model:
             self.folder = demo_dir("main" if name == "demo" else name)
         else:
             self.folder = folder
-            make(CASES[name].config, folder)
+            make({**LATER, **CASES}[name].config, folder)
         self.said: dict[str, dict[str, Any]] = {}
         with LLM(**self.options({"kv_cache_memory_bytes": 1 << 22, "max_num_seqs": 1})) as llm:
             facts = llm.built.facts
@@ -262,6 +267,12 @@ def try_one(number: int, models: Any) -> str:
         else:
             with LLM(**given) as llm:
                 found = follow(llm, requests, rng if way == "arriving" else None)
+                if options["enable_sleep_mode"]:  # what it says before counts as well
+                    early = [r.id for r, want in zip(requests, expected, strict=True) if exact(found[r.id]) != want]
+                    assert not early, f"other output of {early} before sleep: {given}"
+                    llm.sleep(rng.choice((1, 2)))
+                    llm.wake_up()
+                    found = follow(llm, requests, None)
                 check_nothing_left(llm.engine)
     except UserError as error:
         return "" if any(words in str(error) for words in REFUSALS) else f"refused: {error}"
