@@ -95,10 +95,10 @@ def shaped(message: Message, shape: ContentShape) -> Message:
     content = message.get("content")
     # The API sends null for what is absent; most templates only look whether the key is there.
     message = {key: value for key, value in message.items() if value is not None}
-    if shape.nulls:
+    if message.get("tool_calls") and not content:
+        content = message["content"] = None if shape.nulls else ""
+    elif shape.nulls:
         message.setdefault("content", content)
-    elif message.get("tool_calls"):
-        message.setdefault("content", "")
     # Templates that read a user's parts mostly add what a tool said to a text.
     result = message.get("role") in ("tool", "function") and not shape.wraps
     if isinstance(content, list) and (not shape.parts or (result and all(map(_is_text, content)))):

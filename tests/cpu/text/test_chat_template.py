@@ -137,7 +137,7 @@ def test_tool_arguments_come_as_objects() -> None:
         ("{% set c = m.content %}{% if c is not none %}text{% else %}calls{% endif %}", "calls"),
     ],
 )
-@pytest.mark.parametrize("said", [{}, {"content": None}])
+@pytest.mark.parametrize("said", [{}, {"content": None}, {"content": ""}, {"content": []}])
 def test_calls_without_text_have_an_empty_one(source: str, written: str, said: Any) -> None:
     """Published templates fail on null, or write it; those of DeepSeek tell calls from text by it."""
     turn = {"role": "assistant", "tool_calls": [CALL], **said}
