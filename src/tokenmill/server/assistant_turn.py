@@ -127,6 +127,8 @@ def plan_turn(
         structure = _tagged(_lead(span, inside, span.answer, tree), more)
     if isinstance(structure, dict) and (tag := _tag_of(structure)) is not None:
         structure = {**structure, "structural_tag": _with_tokens(tag, marks)}
+    if structure is not None and calls is not None and calls.ends_thinking:
+        calls = replace(calls, ends_thinking=False)  # the structure begins where reasoning ends by its own mark
     reads = MessageFormat(thinking if separate else None, calls)
     turn = Turn(reads, wish.tools if wish.wanted else None, inside and separate)
     turn = replace(turn, most=None if wish.parallel and wish.named is None else 1, named=wish.named is not None)

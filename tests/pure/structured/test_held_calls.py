@@ -170,6 +170,17 @@ def plan(form, wish, prompt="<|im_start|>assistant\n", **params):
     return plan_turn(form, wish, SamplingParams(**params), prompt, tokenizer=None, template="{{ x }}")
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "kimi_k2"])
+@pytest.mark.parametrize(("choice", "ends"), [("auto", True), ("required", False)])
+def test_a_call_that_must_come_comes_after_reasoning(name, choice, ends):
+    """The grammar holds what follows the reasoning's own end; a call before it would be one that nothing holds."""
+    form = MessageFormat(THINKING["think"], CALL_FORMATS[name])
+    turn, _ = plan(form, ToolWish(TOOLS, choice=choice), prompt="<think>\n")
+    call = write_answer(CALL_FORMATS[name], Message(calls=[Call("now", "{}")]))
+    assert bool(turn.read(f"Hm. {call}").calls) == ends
+    assert [c.name for c in turn.read(f"Hm.</think>{call}").calls] == ["now"]
+
+
 def test_a_format_with_heads_keeps_them_around_structures():
     """Harmony: reasoning, then the head of the final channel, then JSON; or reasoning, then a call."""
     form = MessageFormat(THINKING["harmony"], CALL_FORMATS["harmony"])
