@@ -136,14 +136,15 @@ def go_down(
         tl.debug_barrier()
         if tl.atomic_add(count_ptr + 2 + group, 1, sem="acq_rel") == CUTS - 1:
             tl.store(count_ptr + 2 + group, 0)
-            for l0 in tl.range(0, LANES, BL, num_stages=1):
-                lane = l0 + tl.arange(0, BL)
-                keep = mine[:, None] & (lane < LANES)[None, :]
-                at = sums_ptr + m[:, None] * LANES + lane[None, :]
-                acc = tl.zeros((BM, BL), dtype=tl.float32)
+            for l0 in tl.range(0, LANES, 16, num_stages=1):
+                at = sums_ptr + m[:, None] * LANES + l0 + tl.arange(0, 16)[None, :]
+                cuts = ()  # few lanes, so that all cuts can be asked for before the first is added
                 for other in tl.static_range(CUTS):
-                    acc += tl.load(at + other * BM * LANES, mask=keep, other=0.0, cache_modifier=".cg")
-                tl.store(at + CUTS * BM * LANES, acc, mask=keep, cache_modifier=".cg")
+                    cuts += (tl.load(at + other * BM * LANES, mask=mine[:, None], other=0.0, cache_modifier=".cg"),)
+                acc = tl.zeros((BM, 16), dtype=tl.float32)
+                for other in tl.static_range(CUTS):
+                    acc += cuts[other]
+                tl.store(at + CUTS * BM * LANES, acc, mask=mine[:, None], cache_modifier=".cg")
             tl.debug_barrier()
             tl.atomic_add(count_ptr, 1, sem="release")
         item += shrinkers
