@@ -140,7 +140,7 @@ def resolve_options(model: str | None, options: Mapping[str, Any]) -> tuple[Engi
 
 def resolve_stored(model: str | None, options: Mapping[str, Any]) -> ResolvedOptions:
     """The same for verbs that also use a stored model's system message and template."""
-    from tokenmill.engine.checks import check_options
+    from tokenmill.engine.checks import check_companions, check_options
 
     given = {name: value for name, value in options.items() if name != "config"}
     filed, _ = read_config_file(options.get("config"))
@@ -159,6 +159,7 @@ def resolve_stored(model: str | None, options: Mapping[str, Any]) -> ResolvedOpt
         given = under(stored, given)
         config = make_config(**given)
     check_options(config)
+    check_companions(config)
     look_for(config.model.model)
     return ResolvedOptions(config, {**given, "model": config.model.model}, stored)
 

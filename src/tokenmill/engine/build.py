@@ -18,7 +18,7 @@ from tokenmill.device.memory import place
 from tokenmill.engine.adapters import AdapterDesk
 from tokenmill.engine.admission import Admission, needs_head
 from tokenmill.engine.balance import Balance, read_balance
-from tokenmill.engine.checks import check_options
+from tokenmill.engine.checks import check_companions, check_options
 from tokenmill.engine.drafting import control_of, host_drafter, read_speculation, with_care
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
@@ -176,6 +176,7 @@ def checks_of(adapters: AdapterDesk, sleep: SleepDesk, *, headless: bool) -> Cal
 
 def build_llm(config: EngineConfig) -> Built:
     """Build the engine for a caller who steps it: one engine, or several with the interface of one."""
+    check_companions(config)
     count = config.parallel.data_parallel_size
     if count == 1:
         return build_engine(config)

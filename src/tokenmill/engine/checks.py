@@ -7,6 +7,7 @@ models' files.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from tokenmill.checkpoint.hub import check_place
@@ -28,7 +29,7 @@ _SCALED = ("fp8", "int8", "int4", "int4-fp8k")
 
 def check_options(config: EngineConfig, *, later: bool = False) -> None:
     """Refuse options that are wrong for every model and device. later: adapters' files may still be put in their
-    place."""
+    place. Options without effect are no mistake here, for several models may share them: see check_companions."""
     if config.model.max_model_len is not None and config.model.max_model_len < _SHORTEST:
         raise ParameterError(
             f"max_model_len must be at least {_SHORTEST}, a token of the prompt and one of the answer; got "
@@ -48,8 +49,6 @@ def check_options(config: EngineConfig, *, later: bool = False) -> None:
     _check_adapters(config.adapters, later=later)
     _check_parallel(config.parallel)
     check_balance(config)
-    if not later:  # else it may be said for several models, and some have what it needs
-        _check_effects(config)
     if unknown := set(left_out(config)) - set(LEFT_OUT):
         raise ParameterError(
             f"--disable {', '.join(sorted(unknown))}: what can be left out is {', '.join(LEFT_OUT)}.", param="disable"
@@ -92,8 +91,9 @@ def _check_names(given: str) -> None:
         raise ParameterError(f"--served-model-name {shown(given)}: a name stands twice.", param="served_model_name")
 
 
-def _check_effects(config: EngineConfig) -> None:
-    """Refuse options that have no effect without others, or beside others."""
+def check_companions(config: EngineConfig, said: Collection[str] | None = None) -> None:
+    """Refuse options that have no effect without others, or beside others. said: those meant for this model alone
+    (None: all)."""
     model, execute, adapters, schedule = config.model, config.execute, config.adapters, config.schedule
     lora, search = adapters.enable_lora, config.tuning.kernel_search != "off"
     needs = (
@@ -108,7 +108,7 @@ def _check_effects(config: EngineConfig) -> None:
         (execute, "check_structured", not model.skip_tokenizer_init, "with --skip-tokenizer-init"),
     )  # fmt: skip
     for group, name, effective, why_not in needs:
-        if not effective and getattr(group, name) != getattr(type(group)(), name):
+        if not effective and (said is None or name in said) and getattr(group, name) != getattr(type(group)(), name):
             flag = "--" + name.replace("_", "-")
             raise ParameterError(f"{flag} has no effect {why_not}: leave it out.", param=name)
 

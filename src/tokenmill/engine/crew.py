@@ -9,6 +9,7 @@ from functools import partial
 
 from tokenmill.core.config import EngineConfig
 from tokenmill.engine.build import Built, build_all, build_engine, replicas_of
+from tokenmill.engine.checks import check_companions
 from tokenmill.engine.service import Service
 from tokenmill.engine.successors import Successors
 
@@ -17,6 +18,7 @@ class Crew:
     """See the module's text."""
 
     def __init__(self, config: EngineConfig) -> None:
+        check_companions(config)
         self.configs = replicas_of(config)
         self.successors = Successors(self._make, self._take_in)
         self.services: list[Service] = []

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from tokenmill.cli.verbs import app
 from tokenmill.core.config import all_options, make_server_config
 from tokenmill.core.errors import UserError
+from tokenmill.engine.checks import check_options
 from tokenmill.server.access import Rights, digest, shown_key
 from tokenmill.server.many_models.models_file import FIELDS, OWN, name_models, read_models
 
@@ -77,6 +78,7 @@ def test_json_is_read_as_well(tmp_path: Path) -> None:
         ("models: {a: {ttl: -1}}", "ttl must be a number (seconds, not negative), got -1"),
         ("models: {a: {ttl: 5m}}", "ttl must be a number"),
         ("models: {a: {ttl: 60, pin: true}}", "models.a: ttl has no effect beside pin"),
+        ("models: {a: {max_loras: 3}}", "models.a: --max-loras has no effect without --enable-lora"),
         ("models: {a: {memory: .nan}}", "memory must be a number"),
         ("models: {a: {memory: 0}}", "memory must be a number (bytes, at least 1), got 0"),
         ("models: {a: {model: ''}}", "models.a: model is empty"),
@@ -118,6 +120,13 @@ def test_a_value_of_any_type_is_taken_or_refused(tmp_path: Path, field: str) -> 
     for value in VALUES:
         with contextlib.suppress(UserError):
             read(tmp_path, f"models: {{a: {{model: /x, {field}: {value}}}}}")
+
+
+def test_options_for_all_may_be_without_effect_for_some(tmp_path: Path) -> None:
+    specs, _, _ = read(tmp_path, "models: {a: {model: /x}, b: {model: /y, enable_lora: true}}", max_loras=3)
+    for spec in specs:
+        check_options(spec.engine)  # as its engine does
+    assert {spec.engine.adapters.max_loras for spec in specs} == {3}
 
 
 def test_several_names_are_several_models() -> None:

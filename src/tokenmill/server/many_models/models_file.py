@@ -26,7 +26,7 @@ from tokenmill.core.config import (
 from tokenmill.core.errors import ParameterError, UserError, shown, why
 from tokenmill.core.spellings import one_spelling
 from tokenmill.core.yaml_file import read_mapping
-from tokenmill.engine.checks import check_options
+from tokenmill.engine.checks import check_companions, check_options
 from tokenmill.server.access import Rights, digest, shown_key
 from tokenmill.server.many_models.entry import Spec
 from tokenmill.server.preflight import check_entry
@@ -97,6 +97,7 @@ def _spec(name: str, given: Any, options: Mapping[str, Any], server: ServerConfi
         config = make_config(**{"served_model_name": name, **asked})
         spec = Spec(config, _server_of(server, mine), **_own(where, own))
         check_options(spec.engine, later=True)
+        check_companions(spec.engine, named)
         check_entry(spec.server)
     except UserError as error:
         reason = str(error)
