@@ -211,8 +211,11 @@ class _Share:
     block_size: int
 
     def cut(self, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
-        """The next piece, as [blocks + 1, heads, block_size, dim]."""
-        start, self.at = self.at, self.at + heads * self.block_size * dim * dtype.itemsize
+        """The next piece, as [blocks + 1, heads, block_size, dim]. Behind an odd number of bytes one is left out:
+        such a share is no multiple of ALIGN, so it has one to spare."""
+        size = dtype.itemsize
+        start = -(-self.at // size) * size
+        self.at = start + heads * self.block_size * dim * size
         return self.pages[:, start : self.at].view(dtype).unflatten(1, (heads, self.block_size, dim))
 
     def numbers(self, heads: int, dim: int, kv_format: KVFormat) -> Tensor:

@@ -9,6 +9,7 @@ import pytest
 from engine_families_helpers import ALL, Family
 from engine_same_bytes_helpers import stories
 from engines import BACKENDS, check_nothing_left, exact, follow, greedy, open_llm, run
+from family_cases import ALL as LATER
 from tests.thinned import WHOLE
 
 from tokenmill import SamplingParams
@@ -71,6 +72,17 @@ def test_beams_in_8_bits_equal_beams_alone(tiny):
         single = [run(llm, [prompt], params)[0] for prompt in prompts]
         check_nothing_left(llm.engine)
     assert [[o.token_ids for o in r.outputs] for r in together] == [[o.token_ids for o in r.outputs] for r in single]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_odd_number_of_bytes_lies_before_the_scales(backend, tmp_path):
+    """One head of 14 numbers and blocks of odd length: 14 bytes of keys and 7 of values a token."""
+    found = []
+    for size in (1, 3, 16):
+        family = Family(LATER["mistral-2"], tmp_path / str(size), 6)
+        with family.open(kernels=backend, block_size=size, kv_dtype="int4-fp8k", max_num_seqs=8) as llm:
+            found.append([exact(output) for output in run(llm, family.prompts, family.params)])
+    assert found[0] == found[1] == found[2]
 
 
 def test_a_group_without_8_bits_is_refused(tiny):
