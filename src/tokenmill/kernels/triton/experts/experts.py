@@ -252,7 +252,7 @@ def _combine_kernel(
         expert = tl.load(id_ptr + token * TOP + j)
         part = tl.load(part_ptr + (token * TOP + j) * N + n, mask=n < N, other=0.0)  # anything, if it is not here
         here = (expert >= 0) & (expert < E)
-        y += tl.where(here, part.to(tl.float32) * tl.load(gate_ptr + token * TOP + j), 0.0)
+        y += tl.where(here, part.to(tl.float32), 0.0) * tl.load(gate_ptr + token * TOP + j)
     if RESIDUAL:
         y += beside
     tl.store(out_ptr + token * N + n, y.to(out_ptr.dtype.element_ty), mask=n < N)
