@@ -183,7 +183,7 @@ def _mark_end(messages: list[Message]) -> None:
     parts = content if isinstance(content, list) else []
     texts = [part for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
     # The space tells a template that trims the content from one that keeps it.
-    if isinstance(content, str):
+    if isinstance(content, str) and (content or not messages[-1].get("tool_calls")):
         messages[-1]["content"] = f"{content}{_END} "
     elif texts:
         texts[-1]["text"] = f"{texts[-1]['text']}{_END} "
