@@ -16,24 +16,12 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from gpu_compile import assembly, case_of, serve
+from gpu_compile import assembly, case_of, of_few_rows, serve
 from gpu_standin import DEVICES, Kernel, installed
 
 _ARITHMETIC = (
-    "F2FP",
-    "FADD",
-    "FFMA",
-    "FMNMX",
-    "FMUL",
-    "FSEL",
-    "FSETP",
-    "HADD2",
-    "HFMA2",
-    "HMMA",
-    "I2F",
-    "ISETP",
-    "MUFU",
-)
+    "F2FP", "FADD", "FFMA", "FMNMX", "FMUL", "FSEL", "FSETP", "HADD2", "HFMA2", "HMMA", "I2F", "ISETP", "MUFU",
+)  # fmt: skip
 _WORK = frozenset((*_ARITHMETIC, "BAR", "PRMT", "SHFL", "STG"))
 """What a kernel does with what it has loaded."""
 _AMONG = 3
@@ -68,12 +56,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="kernels whose names begin so, e.g. gemv.,experts.")
     parser.add_argument("--layers", type=int, default=2)
     given = parser.parse_args()
-    case = case_of(given.case)
-    few = {name: served for name, served in case.served.items() if name in ("alone", "choices", "batch32")}
-    case = replace(case, served=few, options=case.options | {"max_num_seqs": 64})
     only = tuple(part for part in given.only.split(",") if part)
     with installed(device=DEVICES["sm_90"]) as standin:
-        serve(standin, case, given.layers)
+        serve(standin, of_few_rows(case_of(given.case), 64), given.layers)
         for kernel in list(standin.kernels.values()):
             if kernel.name.startswith(only or ""):
                 print(told(kernel), flush=True)

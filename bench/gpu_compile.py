@@ -285,20 +285,14 @@ def _made(kernel: Kernel) -> Any:
 
 def assembly(kernel: Kernel) -> str:
     """Compile one kernel for the device: its instructions."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(_made(kernel).asm["cubin"])
-        file.flush()
-        return _shown(file.name, "-sass")
+    return _shown(_made(kernel), "-sass")
 
 
 def compiled(kernel: Kernel) -> dict[str, Any]:
     """Compile one kernel for the device: what it takes."""
     found = _made(kernel)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(found.asm["cubin"])
-        file.flush()
-        text = _shown(file.name, "-res-usage")
-        waits = "wgmma" in found.asm["ptx"] and _waits(found.asm["ptx"], _shown(file.name, "-sass"))
+    text = _shown(found, "-res-usage")
+    waits = "wgmma" in found.asm["ptx"] and _waits(found.asm["ptx"], _shown(found, "-sass"))
     usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
     lowered = re.search(r"\.maxntid (\d+)|\.reqntid (\d+)", found.asm["ptx"])
     threads = int(next(filter(None, lowered.groups()))) if lowered else 32 * found.metadata.num_warps
@@ -317,8 +311,11 @@ def _waits(ptx: str, sass: str) -> bool:
     return ends * asked > 1.5 * wanted * len(products)
 
 
-def _shown(file: str, what: str) -> str:
-    return subprocess.run([_tool(), what, file], capture_output=True, text=True, check=True).stdout
+def _shown(compiled: Any, what: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        return subprocess.run([_tool(), what, file.name], capture_output=True, text=True, check=True).stdout
 
 
 def _tool() -> str:
@@ -357,15 +354,20 @@ def _cut(kernel: Kernel) -> str:
     )
 
 
+def of_few_rows(case: Case, most: int) -> Case:
+    """The same served one by one and all at once only, in an engine of at most so many sequences."""
+    served: dict[str, Requests] = {
+        part: case.served[part] for part in ("alone", "choices", "batch32") if part in case.served
+    }
+    return replace(case, served=served, options=case.options | {"max_num_seqs": most})
+
+
 def run(name: str, device: str, layers: int, only: list[str], *, compiles: bool, quick: bool = False) -> dict[str, Any]:
     """One case, in this process."""
     start = time.perf_counter()
     case = case_of("small" if name == MEASURE else name)
     if quick:
-        served: dict[str, Requests] = {
-            part: case.served[part] for part in ("alone", "choices", "batch32") if part in case.served
-        }
-        case = replace(case, served=served, options=case.options | {"max_num_seqs": 128})
+        case = of_few_rows(case, 128)
     with installed(device=DEVICES[device], number=1.0 if name == MEASURE else None) as standin:
         ready = measure(standin) if name == MEASURE else serve(standin, case, layers)
     late = sorted({f"{k.name} {_cut(k)} ({k.phase})" for place, k in standin.kernels.items() if place not in ready})

@@ -93,7 +93,6 @@ def _push_kernel(
         real = at < n
         slot = tl.load(turns_ptr + block)
         bits = tl.load(x_ptr + at, mask=real, other=0.0).to(tl.int16, bitcast=True)
-        beside = tl.zeros([BLOCK], tl.float32)
         if RESIDUAL:
             beside = tl.load(residual_ptr + at, mask=real, other=0.0).to(tl.float32)
         total = _add_up(bits, x_ptr, buffers[RANK], slot, slot_size, at, real, at >= 0, RANK, RANKS, EMPTY, SLOTS)

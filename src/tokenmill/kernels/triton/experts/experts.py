@@ -245,7 +245,7 @@ def _combine_kernel(
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wait(PDL)
-    y, beside = tl.zeros((BLOCK,), dtype=tl.float32), tl.zeros((BLOCK,), dtype=tl.float32)
+    y = tl.zeros((BLOCK,), dtype=tl.float32)
     if RESIDUAL:
         beside = tl.load(residual_ptr + token * N + n, mask=n < N, other=0.0).to(tl.float32)
     for j in tl.static_range(TOP):
