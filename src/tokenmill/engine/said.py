@@ -10,6 +10,8 @@ import msgspec
 
 from tokenmill.core.request import Request, TokenDelta
 
+PASSED = 16
+"""Tokens per output after which a trial is passed: more than a dying engine can have been ahead of its reports."""
 MOST_DEATHS = 2
 """A request that was present at so many deaths may be what engines die of: it takes no other requests' engine with it.
 (A server has an option for it.)"""

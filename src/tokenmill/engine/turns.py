@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tokenmill.engine.said import MOST_DEATHS, Said
-
-PASSED = 16
-"""Tokens per output after which the next request has its turn, beside this one."""
+from tokenmill.engine.said import MOST_DEATHS, PASSED, Said
 
 
 class Turns:

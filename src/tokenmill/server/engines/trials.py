@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tokenmill.engine.said import PASSED
 from tokenmill.server.engines.state import EngineRecord, Open
-
-PASSED = 16
-"""Tokens per output after which a trial is passed: more than a dying engine can have been ahead of its reports."""
 
 
 @dataclass(slots=True)
