@@ -82,9 +82,13 @@ class CacheOptions:
         choices=("auto", "float32", "bfloat16", "fp8", "int8", "int4", "int4-fp8k"),
     )
     kv_cache_group: int = option(0, "Numbers that share a scale in quantised K/V (0: a head, in int4 half a head).")
-    kv_cache_memory_bytes: int | None = option(None, "Bytes for the K/V cache (default: measured).")
-    gpu_memory_utilization: float = option(0.9, "Part of the device's memory to use in all.")
-    num_gpu_blocks_override: int | None = option(None, "Exactly this many K/V blocks per pool.", "num_blocks")
+    kv_cache_memory_bytes: int | None = option(
+        None, "Bytes for the K/V cache, whatever --gpu-memory-utilization says (default: measured)."
+    )
+    gpu_memory_utilization: float = option(0.9, "Part of a GPU's memory to use in all.")
+    num_gpu_blocks_override: int | None = option(
+        None, "Exactly this many K/V blocks per pool, whatever the two flags of memory say.", "num_blocks"
+    )
     mamba_ssm_cache_dtype: str = option(
         "auto", "Type of recurrent states (auto: float32).", choices=("auto", "float32", "bfloat16", "float16")
     )

@@ -92,6 +92,7 @@ def pages_beside(layout: CacheLayout, wanted: int, step_tokens: int) -> tuple[in
 def cache_bytes(config: EngineConfig, device: str, peak: int, reasons: list[str], shares: int = 1) -> int:
     """The bytes for pages, states and kept states. shares: how many ranks and engines share a host's memory."""
     budget = config.cache.kv_cache_memory_bytes
+    reasons += _overruled(config.cache, measured=counts_memory(device))
     reasons = reasons if config.cache.num_gpu_blocks_override is None else []
     if budget is None:
         free = free_bytes(device)
@@ -105,6 +106,20 @@ def cache_bytes(config: EngineConfig, device: str, peak: int, reasons: list[str]
             if (holes := holes_bytes(device)) > total_bytes(device) * MANY_HOLES:
                 reasons.append(f"{holes >> 20} MiB of the device's memory lie between weights, where nothing fits")
     return budget
+
+
+def _overruled(cache: CacheOptions, *, measured: bool) -> list[str]:
+    """What is said of flags of memory beside one that counts more. A number of blocks counts before bytes, and bytes
+    before a part of a GPU's memory (measured: the device has such memory)."""
+    blocks, size = cache.num_gpu_blocks_override is not None, cache.kv_cache_memory_bytes is not None
+    part = cache.gpu_memory_utilization != CacheOptions().gpu_memory_utilization
+    first = "--num-gpu-blocks-override" if blocks else "--kv-cache-memory-bytes"
+    notes = ["--num-gpu-blocks-override counts the pages of K/V, not --kv-cache-memory-bytes"] * (blocks and size)
+    if part and (blocks or size):
+        notes.append(f"{first} sizes the K/V cache, not --gpu-memory-utilization")
+    elif part and not measured:
+        notes.append("--gpu-memory-utilization is for GPUs: here --kv-cache-memory-bytes sizes the K/V cache")
+    return notes
 
 
 def count_blocks(config: EngineConfig, layout: CacheLayout, budget: int, max_len: int, step_tokens: int) -> list[int]:

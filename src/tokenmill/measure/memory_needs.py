@@ -59,9 +59,4 @@ def _need(config: EngineConfig, device: str, memory: int, shares: int) -> Need:
 def _for(planner: Planner, kind: str, memory: int) -> Need:
     """The need with this much memory on one device. Tensor-parallel ranks take their share each."""
     here = Device("here", "", kind, memory, 1.0, {}, 1.0, "")
-    whole, kv = held_in_all(planner, here), layouts(planner, here).kv_bytes
-    blocks = planner.config.cache.num_gpu_blocks_override
-    if blocks is not None:
-        exact = blocks * sum(layouts(planner, here).cache.page_bytes)
-        whole, kv = whole - kv + exact, exact
-    return Need(whole, kv)
+    return Need(held_in_all(planner, here), layouts(planner, here).kv_bytes)

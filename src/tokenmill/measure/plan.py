@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenmill.compute.forward import KVFormat
 from tokenmill.compute.model import Checkpoint
-from tokenmill.core.config import EngineConfig, all_options, override
+from tokenmill.core.config import CacheOptions, EngineConfig, ScheduleOptions, all_options, override
 from tokenmill.core.errors import NoWeightsError, UserError
 from tokenmill.engine import loading, memory
 from tokenmill.engine.model_source import ModelSource
@@ -181,7 +181,7 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
     reach = speeds(device, speed_type(planner, device), setup.efficiency)
     divided = layouts(held, device, setup.spread.sharers(planner.kind))
     max_context = _max_context(divided)
-    fits = divided.free >= 0 and max_context >= min(divided.wanted, USEFUL_TOKENS)
+    fits = _fits(planner.config, divided)
     setup = replace(setup, output=max(1, min(setup.output, max_context // 2)))
     contexts = _contexts(setup, max_context) if fits else []
     points = [
@@ -262,7 +262,8 @@ def layouts(planner: Planner, device: Device, sharers: int = 1) -> Layouts:
         except UserError:
             blocks = [0] * len(cache.page_bytes)
     most = config.schedule.max_num_seqs * (-(-wanted // cache.block_size) + 1) * len(cache.groups)
-    blocks = [min(count, most) for count in blocks]
+    exact = config.cache.num_gpu_blocks_override
+    blocks = [min(count, most) if exact is None else exact for count in blocks]
     held = sum(n * page for n, page in zip(blocks, cache.page_bytes, strict=True))
     return Layouts(cache, blocks, held, wanted, device.memory_bytes - taken - held, planner.step_tokens)
 
@@ -296,6 +297,11 @@ def _max_context(divided: Layouts) -> int:
         list(divided.cache.groups), divided.blocks, divided.cache.block_size, step_tokens=divided.step_tokens
     )
     return min(divided.wanted, tables.max_length())
+
+
+def _fits(config: EngineConfig, divided: Layouts) -> bool:
+    least = 1 if _sized_by_hand(config) else min(divided.wanted, USEFUL_TOKENS)
+    return divided.free >= 0 and _max_context(divided) >= least
 
 
 def max_batch(planner: Planner, divided: Layouts, context: int) -> int:
@@ -374,7 +380,7 @@ def rescued(planner: Planner, setup: Setup) -> str | None:
                 continue
             wider = replace(setup, ranks=ranks)
             divided = layouts(found, wider.own, wider.spread.sharers(planner.kind))
-            if divided.free >= 0 and _max_context(divided) >= min(divided.wanted, USEFUL_TOKENS):
+            if _fits(config, divided):
                 parts = [f"--quantization {bits}"] if bits != planner.config.model.quantization else []
                 return " ".join([*parts, f"--tp {ranks}"] if ranks > setup.ranks else parts) or None
     return None
@@ -415,15 +421,25 @@ def _flags(planner: Planner, divided: Layouts, setup: Setup, max_context: int) -
         "device": "cpu" if planner.kind == "cpu" else "cuda",
         "quantization": config.model.quantization,
         "dtype": config.model.dtype if config.model.dtype != "auto" else None,
-        "kv_cache_dtype": config.cache.kv_cache_dtype if config.cache.kv_cache_dtype != "auto" else None,
         "tensor_parallel_size": setup.ranks if setup.ranks > 1 else None,
         "pipeline_parallel_size": setup.stages if setup.stages > 1 else None,
-        "enable_expert_parallel": "" if setup.whole_experts else None,
+        "enable_expert_parallel": setup.whole_experts or None,
         "data_parallel_size": setup.engines if setup.engines > 1 else None,
         "max_model_len": max_context if 0 < max_context < planner.sheet.spec.max_positions else None,
     }
-    if planner.kind == "cpu" and max_context < divided.wanted and config.cache.kv_cache_memory_bytes is None:
+    given = {**vars(config.cache), **vars(config.schedule)}
+    usual = {**vars(CacheOptions()), **vars(ScheduleOptions())}
+    flags |= {name: value for name, value in given.items() if value != usual[name]}
+    if planner.kind == "cpu" and max_context < divided.wanted and not _sized_by_hand(config):
         flags["kv_cache_memory_bytes"] = max(0, divided.free // 2) or None
-    return [
-        f"--{name.replace('_', '-')} {value}" for name, value in flags.items() if value is not None and name in known
-    ]
+    return [_flag(name, value) for name, value in flags.items() if value is not None and name in known]
+
+
+def _flag(name: str, value: Any) -> str:
+    name = name.replace("_", "-")
+    return f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
+
+
+def _sized_by_hand(config: EngineConfig) -> bool:
+    """Did a person say how large the K/V cache is? Then it may hold as little as it does."""
+    return config.cache.kv_cache_memory_bytes is not None or config.cache.num_gpu_blocks_override is not None

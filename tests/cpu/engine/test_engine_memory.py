@@ -8,7 +8,9 @@ import pytest
 from engines import BACKENDS, check_nothing_left, exact, greedy, run
 from engines import open_usual as open_llm
 
+from tokenmill.core.config import make_config
 from tokenmill.core.request import Request
+from tokenmill.engine.memory import cache_bytes
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -79,3 +81,24 @@ def test_salts_that_leave_nothing_cached_are_not_remembered(tiny):
         assert set(roots) == {f"0\x00{i}-40" for i in range(50)}
         llm.engine.scheduler.tables.cache.clear()
         check_nothing_left(llm.engine)
+
+
+BLOCKS, SIZE, PART = "--num-gpu-blocks-override", "--kv-cache-memory-bytes", "--gpu-memory-utilization"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"kv_cache_memory_bytes": 1 << 20}, []),
+        ({"num_gpu_blocks_override": 30}, []),
+        ({"num_gpu_blocks_override": 30, "kv_cache_memory_bytes": 1 << 20}, [(BLOCKS, SIZE)]),
+        ({"num_gpu_blocks_override": 30, "gpu_memory_utilization": 0.5}, [(BLOCKS, PART)]),
+        ({"kv_cache_memory_bytes": 1 << 20, "gpu_memory_utilization": 0.5}, [(SIZE, PART)]),
+        ({"gpu_memory_utilization": 0.5}, [(PART, SIZE)]),
+    ],
+)
+def test_of_flags_of_memory_the_most_exact_counts_and_the_others_are_told(options, told):
+    reasons: list[str] = []
+    cache_bytes(make_config({}, **options), "cpu", 0, reasons)
+    found = [[word for word in reason.replace(":", "").split() if word.startswith("--")] for reason in reasons]
+    assert [tuple(words) for words in found if words] == told
