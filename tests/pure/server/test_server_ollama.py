@@ -17,6 +17,7 @@ from tokenmill.testing.fake_generator import FakeOptions
 CALL = 'Let me see.<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
 HI = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
+ONE = {"options": {"num_predict": 1}}
 
 
 def lines(answer) -> list[dict]:
@@ -35,6 +36,8 @@ async def test_streams_are_the_default_and_add_up_to_the_whole(start):
     for name in ("prompt_eval_count", "eval_count"):
         assert last[name] == whole[name] > 0
     assert whole["total_duration"] >= whole["prompt_eval_duration"] > 0
+    for answer in (last, whole, (await served.post("/api/chat", {**HI, "stream": False, **ONE})).json()):
+        assert answer["eval_duration"] > 0 and answer["prompt_eval_duration"] > 0  # clients divide by them
     generated = lines(await served.post("/api/generate", {"model": "fake:latest", "prompt": "Hi"}))
     assert "".join(x["response"] for x in generated) == "Hello there."
     assert generated[-1]["prompt_eval_count"] == whole["prompt_eval_count"]  # the same template around the same words

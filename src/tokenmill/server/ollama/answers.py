@@ -100,15 +100,21 @@ class Answer:
 
     def _figures(self, reason: str | None) -> dict[str, Any]:
         usage, times = self.chat.job.usage(), self.chat.job.timings()
-        first, rest = times.get("time_to_first_token_ms") or 0.0, times.get("generation_time_ms") or 0.0
+        first, rest = (
+            max(round((times.get(name) or 0.0) * 1e6), int(counted > 0))  # clients divide by these
+            for name, counted in (
+                ("time_to_first_token_ms", usage["prompt_tokens"]),
+                ("generation_time_ms", usage["completion_tokens"]),
+            )
+        )
         return {
             "done_reason": REASONS.get(reason or "stop", reason),
-            "total_duration": round((first + rest) * 1e6),
+            "total_duration": first + rest,
             "load_duration": 0,
             "prompt_eval_count": usage["prompt_tokens"],
-            "prompt_eval_duration": round(first * 1e6),
+            "prompt_eval_duration": first,
             "eval_count": usage["completion_tokens"],
-            "eval_duration": round(rest * 1e6),
+            "eval_duration": rest,
         }
 
 
