@@ -69,14 +69,16 @@ class ModelConfig:
             return self.need(names[0], kind) if default is None else default
         for other in found[1:]:
             if self.data[other] != self.data[found[0]]:
-                raise self.refuse(other, f"contradicts '{found[0]}' = {self.data[found[0]]!r}.")
+                raise self.refuse(other, f"contradicts '{found[0]}' = {shown(self.data[found[0]])}.")
         return self.need(found[0], kind)
 
     def choice(self, name: str, options: Mapping[str, T], default: str | None = None) -> T:
         """options[value]; a value that is not an option is refused by name."""
         value = self.need(name, str) if default is None else self.get(name, str, default)
         if value not in options:
-            raise ModelError(f"config.json: {self._full(name)} '{value}' is not supported. Known: {_list(options)}.")
+            raise ModelError(
+                f"config.json: {self._full(name)} {shown(value)} is not supported. Known: {_list(options)}."
+            )
         return options[value]
 
     def sub(self, name: str) -> ModelConfig:
@@ -85,7 +87,7 @@ class ModelConfig:
 
     def refuse(self, name: str, why: str) -> ModelError:
         """The error for a value that is well-formed but not supported."""
-        return ModelError(f"config.json: '{self._full(name)}' = {self.data.get(name)!r} {why}")
+        return ModelError(f"config.json: '{self._full(name)}' = {shown(self.data.get(name))} {why}")
 
     def _full(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name

@@ -18,6 +18,7 @@ from typing import Any
 from tokenmill.compute.forward import Weight
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.build import Build
+from tokenmill.models.config import ModelConfig
 from tokenmill.speculate.medusa import MedusaHead
 
 MOST_HEADS, MOST_BLOCKS = 16, 8
@@ -46,16 +47,17 @@ FORMS = (
 def build_heads(config: dict[str, Any], b: Build, sizes: tuple[int, int], where: str) -> list[MedusaHead]:
     """The heads of a folder, for a target with (hidden size, vocabulary)."""
     hidden, vocab = sizes
+    said = ModelConfig(config)
     for name in ("original_lm_head", "medusa_fc_bias"):
-        if not isinstance(config.get(name), bool | None):
-            raise ModelError(f"{where}: config.json: {name!r} must be true or false, not {config[name]!r}.")
-    heads = _number(config, ("num_heads", "medusa_num_heads"), MOST_HEADS, where)
-    blocks = _number(config, ("num_hidden_layers", "medusa_num_layers"), MOST_BLOCKS, where)
-    if config.get("hidden_size", hidden) != hidden:
-        raise ModelError(
-            f"{where}: heads for hidden states of {config['hidden_size']} numbers; the model has {hidden}."
-        )
-    if config.get("vocab_size", vocab) != vocab or (config.get("truncated_vocab_size") or vocab) != vocab:
+        said.get(name, bool, default=False)
+    heads = _number(said, ("num_heads", "medusa_num_heads"), MOST_HEADS)
+    blocks = _number(said, ("num_hidden_layers", "medusa_num_layers"), MOST_BLOCKS)
+    if (read := said.get("hidden_size", int, hidden)) != hidden:
+        raise ModelError(f"{where}: heads for hidden states of {read} numbers; the model has {hidden}.")
+    if (
+        said.get("vocab_size", int, vocab) != vocab
+        or (said.get("truncated_vocab_size", int, 0, low=0) or vocab) != vocab
+    ):
         raise ModelError(f"{where}: heads for another vocabulary than the model's {vocab}.")
     form = next((form for form in FORMS if b.has(f"{form.block(0, 0)}.weight")), FORMS[0])
     if list(b.checkpoint.names()):  # weights that are invented have every name
@@ -93,8 +95,6 @@ def _stored(there: Callable[[int], bool], said: int | None, most: int, what: str
     return found
 
 
-def _number(config: dict[str, Any], names: tuple[str, ...], most: int, where: str) -> int | None:
-    value = next((config[name] for name in names if config.get(name) is not None), None)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
-        raise ModelError(f"{where}: config.json: '{names[0]}' must be a whole number from 1 to {most}, not {value!r}.")
-    return value
+def _number(said: ModelConfig, names: tuple[str, ...], most: int) -> int | None:
+    name = next((name for name in names if said.has(name)), None)
+    return None if name is None else said.need(name, int, high=most)

@@ -62,7 +62,8 @@ def likeliest_words(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     top = scores.topk(count, dim=1)
     largest = top.values[:, :1]
     if scores.device.type == "cpu":  # a sum would wake torch's threads, which costs more than the whole tree
-        total = torch.from_numpy(np.exp(scores.numpy() - largest.numpy()).sum(1, keepdims=True))
+        with np.errstate(invalid="ignore"):  # a damaged drafter may say infinity
+            total = torch.from_numpy(np.exp(scores.numpy() - largest.numpy()).sum(1, keepdims=True))
     else:
         total = (scores - largest).exp().sum(1, keepdim=True)
     return top.indices, (top.values - largest - total.log()).clamp_(max=0.0)

@@ -91,7 +91,10 @@ def test_the_same_heads_in_every_form(over: str, target: Path, tmp_path: Path) -
         (CALLED | {"num_hidden_layers": 3}, "", "the file has 2; there must be 3 to 8"),
         (CALLED, "lm_heads.1.weight", "lm_heads.1.weight"),
         (CALLED, "blocks.0.layers.0.weight", "the file has 0"),
-        (CALLED | {"num_heads": 0}, "", "'num_heads' must be"),
+        (CALLED | {"num_heads": 0}, "", "'num_heads' = 0 is out of bounds"),
+        (CALLED | {"num_heads": [3] * 9999}, "", "'num_heads' must be a whole number"),
+        (CALLED | {"hidden_size": [HIDDEN] * 9999}, "", "'hidden_size' must be a whole number"),
+        (CALLED | {"vocab_size": "320"}, "", "'vocab_size' must be a whole number"),
         (CALLED | {"truncated_vocab_size": 100}, "", "another vocabulary"),
         (CALLED | {"original_lm_head": "no"}, "", "'original_lm_head' must be true or false"),
         (CALLED | {"medusa_fc_bias": [1]}, "", "'medusa_fc_bias' must be true or false"),
@@ -100,5 +103,6 @@ def test_the_same_heads_in_every_form(over: str, target: Path, tmp_path: Path) -
 )
 def test_heads_that_are_refused(config: dict[str, Any], without: str, why: str, target: Path, tmp_path: Path) -> None:
     tensors = {name: tensor for name, tensor in heads(*OURS, HEADS).items() if name != without}
-    with pytest.raises(UserError, match=why):
+    with pytest.raises(UserError, match=why) as told:
         open_usual(target, speculative_config=write(tmp_path / "heads", config, tensors))
+    assert len(str(told.value).replace(str(tmp_path), "")) < 400

@@ -21,6 +21,7 @@ from tokenmill import SamplingParams
 from tokenmill.core.errors import UserError
 from tokenmill.kernels import ReferenceKernels
 from tokenmill.speculate.eagle_tree import Growth
+from tokenmill.speculate.tree import likeliest_words
 from tokenmill.testing.tiny import make_tiny
 
 NODES = 9
@@ -313,3 +314,8 @@ def test_other_processes(options, folders, plain):
         assert llm.engine.scheduler.counters.drafted > 200
         check_nothing_left(llm.engine)
     assert [exact(o) for o in found] == [exact(o) for o in wanted]
+
+
+def test_infinite_scores_of_a_damaged_drafter_warn_nobody():
+    words, _ = likeliest_words(torch.tensor([[1.0, torch.inf, torch.inf], [0.0, 2.0, 1.0]]), 2)
+    assert words.tolist()[1] == [1, 2]
