@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -124,7 +125,7 @@ def quantize(
     format = format or "int4"
     if group is not None and format not in GROUPED:
         raise ParameterError(f"--group has no effect with --format {format}: leave it out.")
-    group = 32 if group is None else group
+    asked, group = group or 0, 32 if group is None else group
     _check_suffix(target, format)
     found = whole_source(source)
     if format.startswith("gguf-"):
@@ -137,7 +138,7 @@ def quantize(
     with progress("Rounding") as tell:
         recipe = Recipe(BITS[format], group, pattern, format == "fp8", _apart(found.path))
         errors = convert(found.path, target, recipe, tell)
-    _show(found.path, target, errors)
+    _show(found.path, target, errors, asked)
     if text is not None:
         _compare(str(found.path), str(target), text)
 
@@ -280,7 +281,7 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
         typer.echo(f"{made.moved} scales moved between layers")
     if made.unreached:
         typer.echo(f"{len(made.unreached)} matrices were not reached by calibration and rounded to the nearest")
-    _show(found.path, target, made.errors)
+    _show(found.path, target, made.errors, int(given.get("group", 0)))
 
 
 def _pattern(skip: str | None) -> re.Pattern[str] | None:
@@ -304,12 +305,19 @@ def _check_predictable(source: str, text: str) -> None:
         raise ParameterError("--perplexity: the text is too short, it needs at least two tokens.")
 
 
-def _show(source: Path, target: Path, errors: list[LayerError]) -> None:
-    """Show sizes, and the weights that lost most."""
+def _show(source: Path, target: Path, errors: list[LayerError], group: int) -> None:
+    """Show sizes, the weights that lost most, and those that were kept. group: as it was asked for (0: it was not)."""
+    from tokenmill.quant.convert import GROUPS, REPORT
+
     before, after = weight_bytes(source), weight_bytes(target)
     typer.echo(f"{target}: {size(after)} of weights instead of {size(before)}; {len(errors)} matrices rounded")
     _table(errors)
-    typer.echo("All of them: quantization_report.json")
+    typer.echo(f"All of them: {REPORT}")
+    kept = json.loads((target / REPORT).read_text(encoding="utf-8"))["kept"]
+    if kept:
+        named = ", ".join(kept[:SHOWN]) + ", ..." * (len(kept) > SHOWN)
+        finer = "; a smaller --group may divide them" if group > GROUPS[-1] else ""
+        typer.echo(f"{len(kept)} matrices are not in whole groups and keep their precision: {named}{finer}")
     if count := _stacked(source):
         typer.echo(f"Note: {count} tensors hold several experts each and are not rounded")
 

@@ -23,6 +23,7 @@ from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError, shown
 from tokenmill.kernels import fp8
 from tokenmill.quant import compressed, left_out
+from tokenmill.quant.fused import joined
 from tokenmill.quant.rounding import round_best
 
 SHARD_BYTES = 2 << 30
@@ -79,7 +80,9 @@ def convert(
     config = _check(source, target, recipe)
     ckpt = open_checkpoint(source)
     try:
-        chosen = names_to_round(ckpt, recipe)
+        chosen = roundable(ckpt, recipe.skip, recipe.apart)
+        whole = [] if recipe.fp8 else kept_whole(ckpt, chosen, recipe.group)
+        chosen -= set(whole)
         check_kept(ckpt, chosen)
         with new_folder(target) as partial:
             errors = _write(ckpt, partial, chosen, recipe, tell)
@@ -90,7 +93,7 @@ def convert(
             )  # fmt: skip
             write_json(partial / "config.json", {**config, "quantization_config": quant_config})
             write_json(partial / REPORT, {"weights": [asdict(e) for e in errors], "bits": recipe.bits,
-                                           "group": recipe.group})  # fmt: skip
+                                           "group": recipe.group, "kept": whole})  # fmt: skip
             copy_rest(source, partial)
     finally:
         ckpt.close()
@@ -136,24 +139,21 @@ def without_match(skip: re.Pattern[str]) -> UserError:
     return UserError(f"--skip {shown(skip.pattern)} has no effect: it matches no weight that would be rounded.")
 
 
-def names_to_round(ckpt: Checkpoint, recipe: Recipe) -> set[str]:
-    """The weights to round. A group that does not divide one of them is refused."""
-    names = roundable(ckpt, recipe.skip, recipe.apart)
-    for name in sorted(names):
-        shape = ckpt.shape(name)
-        assert shape is not None
-        if shape[1] % recipe.group and not recipe.fp8:
-            raise UserError(
-                f"{name} has rows of {shape[1]}, which are not whole groups of {recipe.group}: "
-                f"{other_group(shape[1])}leave it out with --skip."
-            )
-    return names
-
-
-def other_group(columns: int) -> str:
-    """What else can be done about a group that does not divide so many columns: choose one that does, if there is
-    one."""
-    return "" if columns % GROUPS[-1] else "choose another --group, or "
+def kept_whole(ckpt: Checkpoint, names: Set[str], columns: int, rows: int = 1) -> list[str]:
+    """Those of these matrices that are not in whole groups of columns and rows, and what engines multiply with them as
+    one: they keep their precision. If that is all of them, it is an error."""
+    shapes = {name: ckpt.shape(name) or () for name in sorted(names)}
+    odd = [name for name, shape in shapes.items() if shape[1] % columns or shape[0] % rows]
+    together = joined(names)
+    found = sorted({other for name in odd for other in together[name]})
+    if odd and len(found) == len(names):
+        groups = " and ".join(f"{size} {what}" for size, what in ((columns, "columns"), (rows, "rows")) if size > 1)
+        other = "" if columns not in GROUPS or shapes[odd[0]][1] % GROUPS[-1] else "; choose another --group"
+        raise UserError(
+            f"No matrix would be rounded: {odd[0]} has shape {list(shapes[odd[0]])}, which is not in whole groups of "
+            f"{groups}, and the others are no better{other}."
+        )
+    return found
 
 
 def checked(weight: Tensor, name: str) -> Tensor:

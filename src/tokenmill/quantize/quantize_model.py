@@ -39,15 +39,15 @@ from tokenmill.quant.convert import (
     check_lost,
     check_upright,
     copy_rest,
+    kept_whole,
     linear_names,
-    other_group,
     relative,
     roundable,
     write_json,
 )
+from tokenmill.quant.fused import joined
 from tokenmill.quantize import folds, kv_scales, recipes
 from tokenmill.quantize.codes import nearest
-from tokenmill.quantize.fused import joined
 from tokenmill.quantize.inputs import Inputs
 from tokenmill.quantize.layer_stream import Layer, Stream, fold, widened
 from tokenmill.quantize.methods import clipped
@@ -76,7 +76,8 @@ class QuantizeJob:
 @dataclass(slots=True)
 class RoundedModel:
     """What became of the weights: relative errors, weights that calibration never reached, the number of moved scales,
-    bits by weight. group: columns that share a scale; files: the layers' files while the job runs."""
+    bits by weight. group: columns that share a scale; files: the layers' files while the job runs; kept: weights that
+    no group divides."""
 
     errors: list[LayerError] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)
@@ -84,6 +85,7 @@ class RoundedModel:
     bits: dict[str, int] = field(default_factory=dict)
     group: int = 0
     files: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
 
 
 def quantize_model(job: QuantizeJob, tell: Tell = lambda name, done, total: None) -> RoundedModel:
@@ -92,13 +94,13 @@ def quantize_model(job: QuantizeJob, tell: Tell = lambda name, done, total: None
     ckpt = open_checkpoint(job.source)
     try:
         part = part_of(config, ckpt)
-        job, chosen = _chosen(part, job, roundable(ckpt, job.skip, other_parts(config, ckpt.names())))
+        job, chosen, whole = _chosen(part, job, roundable(ckpt, job.skip, other_parts(config, ckpt.names())))
         check_kept(ckpt, {part.stored(name) for name in chosen})
         scales = _kv_scales(job, part)
         with ended_in_order(), claimed(job.target, "partial") as partial, _kept_if_begun(partial, job.target):
             check_free(job.target)  # another process may have ended just now
             made = _resume(partial, job, chosen)
-            made.group = job.recipe.group
+            made.group, made.kept = job.recipe.group, whole
             _Run(job, part.config, part.ckpt, chosen, partial, made, tell).all()
             _finish(job, config, ckpt, part, chosen, partial, made, scales)
     finally:
@@ -142,25 +144,15 @@ def _check(job: QuantizeJob) -> dict[str, Any]:
     return config
 
 
-def _chosen(part: TextTensors, job: QuantizeJob, stored: set[str]) -> tuple[QuantizeJob, set[str]]:
-    """The job with a group that divides every weight, and the weights to round. A weight that cannot be divided into
-    groups is an error. stored: their stored names."""
+def _chosen(part: TextTensors, job: QuantizeJob, stored: set[str]) -> tuple[QuantizeJob, set[str], list[str]]:
+    """The job with a group that divides the weights, those to round, and those that no group divides: they keep their
+    precision. stored: their stored names."""
     names = {name for name in part.ckpt.names() if part.stored(name) in stored}
-    shapes = {name: shape for name in sorted(names) if (shape := part.ckpt.shape(name)) is not None}
-    widths = {shape[1] for shape in shapes.values()}
+    widths = {shape[1] for name in names if (shape := part.ckpt.shape(name)) is not None}
     recipes.check_zeros(job.recipe, widths)
     job = replace(job, recipe=recipes.dividing(job.recipe, widths))
-    group, rows = recipes.columns(job.recipe), recipes.rows(job.recipe)
-    for name, shape in shapes.items():
-        if shape[1] % group or shape[0] % rows:
-            grouped = job.recipe.method in recipes.INTEGERS and shape[1] % group
-            other = other_group(shape[1]) if grouped else ""
-            whole = " and ".join(f"{size} {what}" for size, what in ((group, "columns"), (rows, "rows")) if size > 1)
-            raise UserError(
-                f"{name} has shape {list(shape)}, which is not in whole groups of {whole}: {other}leave it out with "
-                "--skip."
-            )
-    return job, names
+    whole = kept_whole(part.ckpt, names, recipes.columns(job.recipe), recipes.rows(job.recipe))
+    return job, names.difference(whole), whole
 
 
 def _fingerprint(job: QuantizeJob, chosen: set[str]) -> dict[str, Any]:
@@ -399,6 +391,7 @@ def _finish(
         report = {"recipe": asdict(job.recipe), "moved": made.moved,
                   "weights": [{**asdict(e), "name": part.stored(e.name)} for e in made.errors],
                   "unreached": [part.stored(name) for name in made.unreached],
+                  "kept": [part.stored(name) for name in made.kept],
                   "bits": {part.stored(name): each for name, each in made.bits.items()}}  # fmt: skip
         write_json(finished / REPORT, report)
         copy_rest(job.source, finished)

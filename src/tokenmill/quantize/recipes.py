@@ -224,12 +224,14 @@ def check_zeros(recipe: Recipe, widths: Set[int]) -> None:
 
 
 def dividing(recipe: Recipe, widths: Set[int]) -> Recipe:
-    """The recipe with the largest group that divides all these column counts, if a smaller one is allowed. Where 128
+    """The recipe with the largest group that divides all these column counts that any divides, if a smaller one is
+    allowed. Where 128
     does not divide one, activations of float8 in blocks get a scale per token: readers refuse groups that end early."""
     if recipe.method == "fp8-block":
         return replace(recipe, group=0 if any(n % BLOCK for n in widths) else BLOCK)
     if not recipe.smaller or recipe.method not in INTEGERS:
         return recipe
+    widths = {n for n in widths if n % GROUPS[-1] == 0} or {GROUPS[-1]}  # no group divides the others
     group = next((g for g in GROUPS if g <= recipe.group and all(n % g == 0 for n in widths)), GROUPS[-1])
     return replace(recipe, group=group)
 

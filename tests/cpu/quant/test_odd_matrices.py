@@ -14,16 +14,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DeepseekV2Config, Gemma3nTextConfig
+from transformers import AutoModelForCausalLM, DeepseekV2Config, Gemma3nTextConfig, LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
 
+from tokenmill import LLM, SamplingParams
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
+from tokenmill.cli.verbs import app
 from tokenmill.core.errors import ModelError
 from tokenmill.quant.convert import Recipe as PlainRecipe
-from tokenmill.quant.convert import convert
+from tokenmill.quant.convert import convert, kept_whole
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight
+from tokenmill.quant.fused import joined
 from tokenmill.quantize import recipes, sparse_methods
 from tokenmill.quantize.codes import Spec, nearest
-from tokenmill.quantize.fused import joined
 from tokenmill.quantize.gguf_export import _type, export
 from tokenmill.quantize.gguf_importance import measure
 from tokenmill.quantize.gptq import factor, gptq
@@ -317,3 +320,37 @@ def test_layers_that_get_more_bits_are_those_of_llama_cpp(layers: int) -> None:
     for at in range(layers):
         kind = _type(f"blk.{at}.ffn_down.weight", (256, 256), "q4_k", layers, skipped=False)
         assert kind == ("Q6_K" if more(at) else "Q4_K")
+
+
+@pytest.mark.parametrize("options", [["--format", "int4"], ["--method", "rtn", "--symmetric"], ["--method", "mxfp4"]])
+def test_what_no_group_divides_keeps_its_precision(options: list[str], tmp_path: Path) -> None:
+    """It is told, reported and left out in the config. Transformers then computes what we do."""
+    source = tmp_path / "source"
+    config = LlamaConfig(vocab_size=320, hidden_size=64, intermediate_size=80, num_hidden_layers=2, head_dim=16,
+                         num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
+    LlamaForCausalLM(config).bfloat16().save_pretrained(source)
+    result = CliRunner().invoke(app, ["quantize", str(source), str(tmp_path / "out"), *options])
+    told = "2 matrices are not in whole groups and keep their precision: model.layers.0.mlp.down_proj.weight"
+    assert result.exit_code == 0 and told in " ".join(result.output.split()), result.output
+    report = json.loads((tmp_path / "out" / "quantization_report.json").read_text())
+    assert report["kept"] == [f"model.layers.{n}.mlp.down_proj.weight" for n in range(2)]
+    ignored = read_config(tmp_path / "out")["quantization_config"]["ignore"]
+    assert set(ignored) == {"lm_head", *(name.removesuffix(".weight") for name in report["kept"])}
+    ids, kind = list(range(40, 60)), torch.bfloat16
+    copy = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=kind)
+    with torch.no_grad():
+        wanted = copy(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+    with LLM(str(tmp_path / "out"), skip_tokenizer_init=True, max_model_len=64) as llm:
+        params = SamplingParams(max_tokens=1, prompt_logprobs=1, detokenize=False)
+        (found,) = llm.generate({"prompt_token_ids": ids}, params, use_tqdm=False)
+    assert found.prompt_logprobs is not None
+    for at, token in enumerate(ids[1:]):
+        assert (found.prompt_logprobs[at + 1] or {})[token].logprob == pytest.approx(float(wanted[at, token]), abs=0.05)
+
+
+def test_what_is_multiplied_with_an_odd_matrix_is_kept_with_it(tmp_path: Path) -> None:
+    """Engines join these, and want one form for all."""
+    names = [f"m.{part}.weight" for part in ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj")]
+    save_file({name: torch.zeros(12 if "k_" in name else 16, 32) for name in names}, tmp_path / "model.safetensors")
+    kept = kept_whole(open_checkpoint(tmp_path), set(names), 32, 8)
+    assert kept == [f"m.{part}.weight" for part in ("k_proj", "q_proj", "v_proj")]
