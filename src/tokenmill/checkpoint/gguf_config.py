@@ -123,6 +123,13 @@ def _nothing(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _says_rope(config: dict[str, Any]) -> dict[str, Any]:
+    """For families whose config.json without rope settings means scaled ones: here it means that nothing is scaled."""
+    if "rope_scaling" in config:
+        return {}
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": config["rope_theta"]}}
+
+
 def _experts(meta: Meta) -> dict[str, Any]:
     count = meta.whole("expert_count", most=MAX_EXPERTS)
     return {"num_local_experts": count, "num_experts_per_tok": meta.whole("expert_used_count", most=count)}
@@ -186,6 +193,7 @@ def _gpt_oss(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     own = {**_experts(meta), "sliding_window": _window(meta), "rope_theta": meta.number("rope.freq_base", 150000.0),
            "layer_types": meta.kinds(config["num_hidden_layers"], 2)}  # fmt: skip
     own["intermediate_size"] = meta.whole("expert_feed_forward_length", config.get("intermediate_size"))
+    own.update(_says_rope({**config, **own}))
     if "rope_scaling" in config:
         # These models were trained without rounding the borders of the ramp, and the format has no key for that.
         own["rope_scaling"] = {**config["rope_scaling"], "truncate": False}
@@ -205,7 +213,7 @@ def _apertus(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
         if len(listed) != layers or not all(isinstance(one, float) and math.isfinite(one) for one in listed):
             raise meta.fail(f"xielu.{name} must be a number, or one for each of {layers} layers")
         found[name] = listed
-    return {"hidden_act": "xielu", "_xielu": found}
+    return {"hidden_act": "xielu", "_xielu": found, **_says_rope(config)}
 
 
 def _arcee(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
@@ -319,10 +327,12 @@ def _mistral3(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     if meta.whole("expert_count", 0, least=0):
         raise meta.fail("mistral3 with experts is not supported")
     own: dict[str, Any] = {"sliding_window": _window(meta) or None}
-    scale = meta.number("attention.temperature_scale", 0.0)
+    scale, rope = meta.number("attention.temperature_scale", 0.0), config.get("rope_scaling", {})
+    everywhere = meta.number("rope.scaling.yarn_log_multiplier", 0.0)
     if not scale:
+        if rope.get("rope_type") == "yarn" and everywhere:
+            own["rope_scaling"] = {**rope, "mscale": 1.0, "mscale_all_dim": everywhere}
         return {**own, "architectures": ["MistralForCausalLM"], "model_type": "mistral"}
-    rope = config.get("rope_scaling", {})
     if rope.get("rope_type") != "yarn" or meta.value("rope.scaling.yarn_log_multiplier") is None:
         raise meta.fail(
             "mistral3 with attention.temperature_scale must have yarn and a rope.scaling.yarn_log_multiplier"
@@ -330,7 +340,6 @@ def _mistral3(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     span = rope["original_max_position_embeddings"]
     if meta.whole("attention.temperature_length", span) != span:
         raise meta.fail("mistral3.attention.temperature_length must be rope.scaling.original_context_length")
-    everywhere = meta.number("rope.scaling.yarn_log_multiplier")
     rope = {"beta_fast": 32.0, "beta_slow": 1.0, **rope, "mscale": 1.0, "mscale_all_dim": everywhere,
             "rope_theta": config.pop("rope_theta"), "llama_4_scaling_beta": scale}  # fmt: skip
     config.pop("rope_scaling")

@@ -55,6 +55,11 @@ def read_experts(meta: Meta, count: str) -> Config:
     return {count: total, "num_experts_per_tok": meta.whole("expert_used_count", most=total)}
 
 
+def read_gates_scale(meta: Meta) -> float:
+    """The factor of the gates of chosen experts. Absent or zero, it changes nothing."""
+    return meta.number("expert_weights_scale", 0.0) or 1.0
+
+
 def read_factors(meta: Meta, head: int) -> Config:
     """Granite's factors. Those that are absent or zero change nothing."""
     return {
@@ -92,7 +97,7 @@ def _glm4moe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
         "moe_intermediate_size": meta.whole("expert_feed_forward_length"),
         "n_shared_experts": meta.whole("expert_shared_count", 0, least=0, most=64), "n_group": 1, "topk_group": 1,
         "first_k_dense_replace": meta.whole("leading_dense_block_count", 0, least=0),
-        "routed_scaling_factor": meta.number("expert_weights_scale", 1.0),
+        "routed_scaling_factor": read_gates_scale(meta),
         "norm_topk_prob": meta.flag("expert_weights_norm", True), "use_qk_norm": some(tensors, "attn_q_norm.weight"),
         "attention_bias": some(tensors, "attn_q.bias"), "partial_rotary_factor": (rotated + 1e-6) / heads["head_dim"],
         "hidden_act": "silu",
@@ -121,7 +126,7 @@ def _deepseek2(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
         "moe_intermediate_size": meta.whole("expert_feed_forward_length"),
         "n_shared_experts": meta.whole("expert_shared_count", 0, least=0, most=64),
         "first_k_dense_replace": meta.whole("leading_dense_block_count", 0, least=0),
-        "routed_scaling_factor": meta.number("expert_weights_scale", 1.0), "n_group": groups[0],
+        "routed_scaling_factor": read_gates_scale(meta), "n_group": groups[0],
         "topk_group": groups[1], "rope_theta": meta.number("rope.freq_base", 10000.0), "rope_interleave": True,
     }  # fmt: skip
     if meta.value("expert_group_count") is not None:
@@ -276,7 +281,7 @@ def _lfm2(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
         **found, **read_experts(meta, "num_experts"), "moe_intermediate_size": meta.whole("expert_feed_forward_length"),
         "num_dense_layers": meta.whole("leading_dense_block_count", 0, least=0), "use_expert_bias": True,
         "norm_topk_prob": meta.flag("expert_weights_norm", True),
-        "routed_scaling_factor": meta.number("expert_weights_scale", 1.0),
+        "routed_scaling_factor": read_gates_scale(meta),
     }  # fmt: skip
 
 
@@ -291,6 +296,7 @@ def _falcon_h1(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
         "intermediate_size": meta.whole("feed_forward_length"), "mamba_d_ssm": meta.whole("ssm.inner_size"),
         "mamba_rms_norm": some(tensors, "ssm_norm.weight"), "mamba_norm_before_gate": False, "hidden_act": "silu",
         "projectors_bias": some(tensors, "ssm_out.bias"), "mlp_bias": some(tensors, "ffn_up.bias"),
+        "_multiplied": True,
     }  # fmt: skip
 
 
@@ -319,7 +325,7 @@ def _nemotron_h(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
         "moe_intermediate_size": meta.whole("expert_feed_forward_length"),
         "moe_shared_expert_intermediate_size": meta.whole("expert_shared_feed_forward_length"),
         "norm_topk_prob": meta.flag("expert_weights_norm", True),
-        "routed_scaling_factor": meta.number("expert_weights_scale", 1.0),
+        "routed_scaling_factor": read_gates_scale(meta),
     }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from tokenmill.checkpoint.gguf_config_layers import (
     Config,
     read_experts,
     read_factors,
+    read_gates_scale,
     read_heads,
     read_sizes,
     rows_of,
@@ -70,7 +71,7 @@ def _dots1(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
         "moe_intermediate_size": meta.whole("expert_feed_forward_length"), "sliding_window": None,
         "n_shared_experts": meta.whole("expert_shared_count", 0, least=0, most=64), "n_group": 1, "topk_group": 1,
         "first_k_dense_replace": meta.whole("leading_dense_block_count", 0, least=0),
-        "routed_scaling_factor": meta.number("expert_weights_scale", 1.0),
+        "routed_scaling_factor": read_gates_scale(meta),
         "norm_topk_prob": meta.flag("expert_weights_norm", True), "attention_bias": some(tensors, "attn_q.bias"),
     }  # fmt: skip
 
@@ -111,7 +112,7 @@ def _afmoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
         "moe_intermediate_size": meta.whole("expert_feed_forward_length"), "mup_enabled": True,
         "num_shared_experts": meta.whole("expert_shared_count", 0, least=0, most=64),
         "num_dense_layers": meta.whole("leading_dense_block_count", 0, least=0),
-        "route_scale": meta.number("expert_weights_scale", 1.0),
+        "route_scale": read_gates_scale(meta),
         "layer_types": meta.kinds(meta.whole("block_count"), 4),
         "sliding_window": meta.whole("attention.sliding_window"), "attention_bias": some(tensors, "attn_q.bias"),
     }  # fmt: skip
@@ -199,7 +200,7 @@ def _exaone(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     return {
         **found, "intermediate_size": meta.whole("feed_forward_length"), "moe_intermediate_size": inner,
         "num_shared_experts": shared, "norm_topk_prob": meta.flag("expert_weights_norm", True),
-        "routed_scaling_factor": meta.number("expert_weights_scale", 1.0),
+        "routed_scaling_factor": read_gates_scale(meta),
         "sliding_window": meta.whole("attention.sliding_window"), "n_group": 1, "topk_group": 1,
         "layer_types": meta.kinds(layers),
         "mlp_layer_types": ["dense" if index < dense else "sparse" for index in range(layers)],

@@ -172,13 +172,15 @@ class Meta:
         """The kind of the rotation's scaling, and its factor. A file that names no kind means linear; by 0 or 1 nothing
         is scaled. also: further keys that the caller reads; others are refused."""
         prefix = f"{self.arch}.rope.scaling."
-        known = {*_SCALING, *also}
+        known, kind = {*_SCALING, *also}, self.value("rope.scaling.type")
         for key, value in self.metadata.items():
-            if key.startswith(prefix) and key.removeprefix(prefix) not in known and value not in (-1, 0, 1, ""):
+            name = key.removeprefix(prefix)
+            # How much of yarn's ramp counts: all of it, and none of it elsewhere.
+            idle = (-1, int(kind == "yarn")) if name == "yarn_ext_factor" else (-1, 0, 1, "")
+            if name != key and name not in known and value not in idle:
                 raise self.fail(f"{key} is not supported")
         if "attn_factor" not in also and self.number("rope.scaling.attn_factor", 1.0) != 1.0:
             raise self.fail(f"{prefix}attn_factor is not supported")
-        kind = self.value("rope.scaling.type")
         factor = self.number("rope.scaling.factor", self.number("rope.scale_linear", 1.0)) or 1.0
         kind = "linear" if kind is None else str(kind)
         return ("none" if kind == "linear" and factor == 1.0 else kind), factor

@@ -16,9 +16,10 @@ SIZES = {"block_count": LAYERS, "context_length": 64, "embedding_length": 32, "f
          "attention.head_count": 4, "attention.layer_norm_rms_epsilon": 1e-5}  # fmt: skip
 
 
-def read(arch: str, said: dict[str, Any], factors: dict[str, list[float]] | None = None) -> dict[str, Any]:
+def read(arch: str, said: dict[str, Any], factors: dict[str, list[float]] | None = None, **also: Any) -> dict[str, Any]:
+    """also: whole names, without the architecture's."""
     keys = {f"{arch}.{name}": value for name, value in {**SIZES, **said}.items() if value is not None}
-    return read_config({"general.architecture": arch, **keys}, TENSORS, (factors or {}).get, "m.gguf")
+    return read_config({"general.architecture": arch, **keys, **also}, TENSORS, (factors or {}).get, "m.gguf")
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,41 @@ def test_keys_of_the_scaling_that_are_not_read_are_refused(key: str) -> None:
         read("llama", {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, f"rope.scaling.{key}": 0.5})
 
 
+def test_all_of_yarns_ramp_counts_and_none_without_yarn() -> None:
+    for kind, usual, other in (("yarn", 1.0, 0.0), ("linear", 0.0, 1.0)):
+        said = {"rope.scaling.type": kind, "rope.scaling.factor": 2.0}
+        read("llama", {**said, "rope.scaling.yarn_ext_factor": usual})
+        with pytest.raises(ModelError, match=r"yarn_ext_factor is not supported"):
+            read("llama", {**said, "rope.scaling.yarn_ext_factor": other})
+
+
+def test_a_file_without_scaling_has_none_whatever_the_familys_config_means_without_it() -> None:
+    """GptOssConfig and ApertusConfig stretch where config.json is silent."""
+    xielu: dict[str, Any] = {f"xielu.{name}": 0.5 for name in ("alpha_p", "alpha_n", "beta", "eps")}
+    cases: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+        ("gpt-oss", {"attention.sliding_window": 16, **MORE["gpt-oss"]}, {}), ("apertus", {}, xielu))  # fmt: skip
+    for arch, more, also in cases:
+        found = read(arch, {**more, "rope.freq_base": 500.0}, **also)
+        assert found["rope_parameters"] == {"rope_type": "default", "rope_theta": 500.0}
+        assert "rope_scaling" not in found
+
+
+def test_mistral3_keeps_its_gain_without_temperatures() -> None:
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_log_multiplier": 0.5}
+    found = read("mistral3", yarn)
+    assert found["architectures"] == ["MistralForCausalLM"]
+    assert (found["rope_scaling"]["mscale"], found["rope_scaling"]["mscale_all_dim"]) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize(("arch", "name"), [("dots1", "routed_scaling_factor"), ("lfm2moe", "routed_scaling_factor"),
+                                            ("afmoe", "route_scale")])  # fmt: skip
+def test_gates_scaled_by_zero_are_not_scaled(arch: str, name: str) -> None:
+    more = {**QWEN, "attention.head_count_kv": 4, "shortconv.l_cache": 3}
+    more |= {"attention.sliding_window": 16} if arch == "afmoe" else {}
+    for said, factor in ((None, 1.0), (0.0, 1.0), (2.5, 2.5)):
+        assert read(arch, {**more, "expert_weights_scale": said})[name] == factor
+
+
 def test_granite_rotates_unless_the_file_says_otherwise_and_factors_of_zero_are_none() -> None:
     found = read("granite", {"embedding_scale": 0.0, "residual_scale": 0.5})
     assert (found["embedding_multiplier"], found["residual_multiplier"], found["logits_scaling"]) == (1.0, 0.5, 1.0)
@@ -73,7 +109,7 @@ def test_granite_rotates_unless_the_file_says_otherwise_and_factors_of_zero_are_
 
 
 WINDOWED = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "exaone4": 4, "olmo2": 4, "gpt-oss": 2}
-MORE = {"cohere2": {"logit_scale": 0.5, "attention.layer_norm_epsilon": 1e-5},
+MORE: dict[str, dict[str, Any]] = {"cohere2": {"logit_scale": 0.5, "attention.layer_norm_epsilon": 1e-5},
         "gpt-oss": {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 16}}  # fmt: skip
 
 
