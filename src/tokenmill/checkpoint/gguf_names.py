@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenmill.checkpoint.gguf_file import TensorInfo
 from tokenmill.checkpoint.gguf_layers import LAYERS, places
-from tokenmill.checkpoint.gguf_layers_older import OLDER_LAYERS, older_names
+from tokenmill.checkpoint.gguf_layers_older import older_names
 from tokenmill.checkpoint.gguf_source import Given, Joined, Places, TensorSource, stacked
 from tokenmill.core.errors import ModelError
 
@@ -85,12 +85,6 @@ _LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,4})\.([a-z_0-9]+)(?:\.(\d{1,4}))?\.
 def epsilon_key(arch: str) -> str:
     """Where files of this architecture say what keeps norms from dividing by zero."""
     return f"attention.{'layer_norm_epsilon' if arch in _LAYER_NORMS else 'layer_norm_rms_epsilon'}"
-
-
-def woven(arch: str) -> bool:
-    """Does this architecture's converter interleave the rows of queries and keys?"""
-    names = LAYERS.get(arch) or OLDER_LAYERS.get(arch)
-    return arch in WOVEN if names is None else not isinstance(names.parts.get("attn_q.weight", ""), str)
 
 
 def name_table(

@@ -358,14 +358,12 @@ def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype,
     options, spread = config.adapters, config.parallel
     if not options.enable_lora:
         return None
-    heads = raw.get("num_attention_heads"), raw.get("num_key_value_heads") or raw.get("num_attention_heads")
-    counts = tuple(count if isinstance(count, int) else 0 for count in heads)
     return Sites(
         options.max_loras,
         options.max_lora_rank,
         dtype,
         torch.device(device),
-        (counts[0], counts[1]),
+        raw,
         partial=spread.pipeline_parallel_size > 1 or spread.enable_expert_parallel,
     )
 

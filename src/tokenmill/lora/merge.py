@@ -42,8 +42,7 @@ def merge(base: Path, adapter: Path, target: Path, tell: Tell = lambda name, don
         raise ModelError(f"{base} is quantised: merge into the unquantised model, then quantise the result.")
     check_free(target)
     architecture = next(iter(names_of(settled(config))), "")
-    heads = config.get("num_attention_heads") or 0, config.get("num_key_value_heads") or 0
-    found = read_adapter(adapter, (heads[0], heads[1] or heads[0]))
+    found = read_adapter(adapter, config)
     found.check_numbers()
     checkpoint = open_checkpoint(base)
     transposed = architecture in _TRANSPOSED

@@ -58,6 +58,8 @@ class Adapter:
     whole: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     stacked: dict[str, LowRank] = field(default_factory=dict)
     base: str = ""
+    arch: str = ""
+    """Of GGUF files: the architecture, whose converter may have changed the numbers (lora/layout.py)."""
     config: AdapterConfig | None = None
     """Of stacked experts: their parameters' names, and so their ranks, are known with the model alone."""
 

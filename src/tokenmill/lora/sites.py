@@ -8,8 +8,9 @@ first adapter that changes them. Must not know: files, which adapters there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -64,14 +65,14 @@ class Sites:
         most_rank: int,
         dtype: torch.dtype,
         device: torch.device,
-        heads: tuple[int, int] = (0, 0),
+        config: Mapping[str, Any] = MappingProxyType({}),
         *,
         partial: bool = False,
     ) -> None:
-        """slots: how many adapters lie on the device at once; most_rank: of any of them; heads: of queries, of keys;
+        """slots: how many adapters lie on the device at once; most_rank: of any of them; config: the model's;
         partial: other ranks have layers or experts that are not here."""
         self.partial = partial
-        self.slots, self.most_rank, self.dtype, self.device, self.heads = slots, most_rank, dtype, device, heads
+        self.slots, self.most_rank, self.dtype, self.device, self.config = slots, most_rank, dtype, device, config
         self.places: dict[str, list[SitePart]] = {}
         self.embeddings: dict[str, SitePart] = {}
         self.sites: list[AdapterSite] = []

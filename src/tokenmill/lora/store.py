@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from tokenmill.core.files import present
 from tokenmill.lora.config import FILE
 from tokenmill.lora.fit import Fill, Fitter
 from tokenmill.lora.gguf import read_gguf_adapter
+from tokenmill.lora.layout import arranged
 from tokenmill.lora.peft import OLD, SAFE, Adapter, read_peft
 from tokenmill.lora.sites import Sites, mixing
 
@@ -118,7 +119,7 @@ class LoraStore:
         mark = mark_of(known.path)
         if known.mark is not None and known.mark != mark:
             raise ModelError(f"{known.path}: the adapter's files have changed since it was loaded: load it anew.")
-        adapter = read_adapter(known.path, self.sites.heads)
+        adapter = read_adapter(known.path, self.sites.config)
         adapter.check_numbers()
         known.mark = mark
         fitter = Fitter(adapter, self.sites)
@@ -208,11 +209,12 @@ def _set_rank(site: AdapterSite, slot: int, rank: int) -> None:
         site.host_ranks[slot] = rank
 
 
-def read_adapter(path: Path, heads: tuple[int, int]) -> Adapter:
-    """A PEFT folder, or a GGUF file; heads: the model's, of queries and of keys."""
+def read_adapter(path: Path, config: Mapping[str, Any]) -> Adapter:
+    """A PEFT folder, or a GGUF file, for a base of this config."""
     if not present(path):
         raise ModelError(f"{path}: there is no such adapter; name PEFT's folder (adapter_config.json), or a GGUF file")
-    return read_gguf_adapter(path, heads) if path.suffix == ".gguf" else read_peft(path)
+    found = read_gguf_adapter(path, config) if path.suffix == ".gguf" else read_peft(path)
+    return arranged(found, config)
 
 
 def mark_of(path: Path) -> Mark:

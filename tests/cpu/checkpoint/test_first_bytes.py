@@ -40,9 +40,9 @@ def test_each_reader_says_what_a_file_is(says, tmp_path):
         "model.safetensors": lambda: open_checkpoint(tmp_path),
         "pytorch_model.bin": lambda: open_checkpoint(tmp_path),
         "model.gguf": lambda: open_gguf(tmp_path / "model.gguf"),
-        "adapter_model.safetensors": lambda: read_adapter(tmp_path, (1, 1)),
-        "adapter_model.bin": lambda: read_adapter(tmp_path, (1, 1)),
-        "adapter.gguf": lambda: read_adapter(tmp_path / "adapter.gguf", (1, 1)),
+        "adapter_model.safetensors": lambda: read_adapter(tmp_path, {}),
+        "adapter_model.bin": lambda: read_adapter(tmp_path, {}),
+        "adapter.gguf": lambda: read_adapter(tmp_path / "adapter.gguf", {}),
         "config.json": lambda: read_config(tmp_path),
         "tokenizer.json": lambda: load_tokenizer(tmp_path),
         "tokenizer.model": lambda: load_tokenizer(tmp_path),
@@ -67,9 +67,9 @@ def test_short_and_plain_files_are_not_named():
 def test_an_adapter_that_is_not_there_is_told_as_such(tmp_path):
     for name in ("nofolder", "no.gguf"):
         with pytest.raises(ModelError, match=f"{name}: there is no such adapter"):
-            read_adapter(tmp_path / name, (1, 1))
+            read_adapter(tmp_path / name, {})
     with pytest.raises(ModelError, match=r"has no adapter_config\.json; an adapter is"):
-        read_adapter(tmp_path, (1, 1))
+        read_adapter(tmp_path, {})
     (tmp_path / "file").write_text("x")
     with pytest.raises(ModelError, match="is not a folder; an adapter is"):
-        read_adapter(tmp_path / "file", (1, 1))
+        read_adapter(tmp_path / "file", {})
