@@ -67,6 +67,20 @@ GOOD = [
         [("now", {})] * 2,
     ),
     ("llama3_json", '{"name": "Bob", "parameters": {"age": 3}}', '{"name": "Bob", "parameters": {"age": 3}}', []),
+    (
+        "llama3_json",
+        'Let me see.\n{"name": "now", "parameters": {}}; {"type": "function", "name": "now", "parameters": {}}\nDone.',
+        "Let me see.\nDone.",
+        [("now", {})] * 2,
+    ),
+    ("llama3_json", "Use `f(x) { return {}; }`; {now}", "Use `f(x) { return {}; }`; {now}", []),
+    ("llama3_json", 'So: {"name": "Bob", "age": 3} {', 'So: {"name": "Bob", "age": 3} {', []),
+    (
+        "llama3_json",  # a function's description
+        'It is {"name": "now", "description": "", "parameters": {}}.',
+        'It is {"name": "now", "description": "", "parameters": {}}.',
+        [],
+    ),
     ("llama3_json", '{"a": [1, {"name": "now"}]} is JSON', '{"a": [1, {"name": "now"}]} is JSON', []),
     ("pythonic", "[get_weather(city='Paris', days=2), now()]", "", [PARIS, ("now", {})]),
     ("pythonic", '[get_weather("Paris", 2)]', "", [PARIS]),
@@ -86,6 +100,32 @@ GOOD = [
         '{"city": "Paris", "days": 2}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
         "",
         [PARIS],
+    ),
+    (
+        "deepseek_v32",
+        'Let me look.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="now">\n\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        "Let me look.",
+        [PARIS, ("now", {})],
+    ),
+    (
+        "deepseek_v32",  # the model says what is text, whatever the schema says
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="false">["Paris", "Rome"]</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="true">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>",
+        "",
+        [("get_weather", {"city": ["Paris", "Rome"], "days": "2"})],
+    ),
+    (
+        "deepseek_v4",
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="true">a < b\n"c"</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        "</｜DSML｜tool_calls>",
+        "",
+        [("get_weather", {"city": 'a < b\n"c"'})],
     ),
     (
         "glm45",
@@ -108,6 +148,7 @@ GOOD = [
         "",
         [("now", {})],
     ),
+    ("harmony", ' to=files.list<|channel|>commentary json<|message|>{"a": 1}<|call|>', "", [("files.list", {"a": 1})]),
     ("harmony", "<|channel|>final<|message|>Yes.", "Yes.", []),
     (
         "cohere",
@@ -315,6 +356,8 @@ TEMPLATES = {
     "qwen3_coder": "<tool_call>\n<function=example>\n<parameter=a>",
     "deepseek_v31": "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'}}",
     "deepseek_v3": "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + '```json'}}",
+    "deepseek_v32": "{% set dsml_token = '｜DSML｜' %}{{ '<' + dsml_token + 'function_calls>' }} tool_calls",
+    "deepseek_v4": "{% set dsml_token = '｜DSML｜' %}{{ '<' + dsml_token + 'tool_calls>' }}",
     "glm45": "<tool_call>{function-name}\n<arg_key>",
     "harmony": "<|start|>assistant<|channel|>commentary to=functions.",
     "mistral": "[TOOL_CALLS]' + name + '[ARGS]",

@@ -147,7 +147,9 @@ def _write_step(step: Step, call: Call, index: int) -> str:
         return f'{{"{step.name[0]}": {json.dumps(call.name)}, "{step.args[0]}": {call.arguments}}}'
     if isinstance(step, Pairs):
         return "".join(
-            step.open + key + step.mid + (v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)) + step.close
+            step.open + key + (step.text_mid or step.mid) + v + step.close
+            if isinstance(v, str)
+            else step.open + key + step.mid + json.dumps(v, ensure_ascii=False) + step.close
             for key, v in arguments.items()
         )
     if isinstance(step, Python):

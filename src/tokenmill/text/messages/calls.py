@@ -40,6 +40,8 @@ def begins(step: Step, seen: str) -> bool:
     """Can a step begin with this character?"""
     if isinstance(step, Lit):
         return seen == step.text.strip()[0]
+    if isinstance(step, Object) and step.opened:
+        return seen == '"'
     if isinstance(step, Object | Args | Loose):
         return seen == "{"
     if isinstance(step, Name | Python):
@@ -98,7 +100,7 @@ class CallReader:
             return True
         if not self.name or len(self.name) > MAX_NAME:
             return False
-        if (self.block.bare or self.parser.thinking) and self.name not in (self.parser.tools or {}):
+        if (self.block.doubtful or self.parser.thinking) and not self._known():
             return False
         self.begun = True
         most = self.parser.most
@@ -111,6 +113,9 @@ class CallReader:
                 self.parser.emit("arguments", part, self.index)
         self.held.clear()
         return True
+
+    def _known(self) -> bool:
+        return self.name in (self.parser.tools or {})
 
     def say(self, text: str) -> None:
         """Report more of the arguments."""
@@ -163,9 +168,9 @@ class CallReader:
     def _object(self, step: Object) -> Reading[bool]:
         source = self.source
         yield from source.spaces()
-        if not (yield from source.word("{")):
+        if not step.opened and not (yield from source.word("{")):
             return False
-        given = False
+        given, own = False, (*step.name, *step.args, *step.id, "type")
         while True:
             yield from source.spaces()
             seen = yield from source.peek()
@@ -180,6 +185,8 @@ class CallReader:
             yield from source.spaces()
             if key is None or not (yield from source.word(":")):
                 return False
+            if step.opened and not self.begun and key not in own:
+                return False
             yield from source.spaces()
             if key in step.args and not given:
                 given = True
@@ -189,7 +196,7 @@ class CallReader:
                     return False
             elif key in step.name and self.name is None:
                 self.name = yield from source.string()
-                if self.block.bare and self.name not in (self.parser.tools or {}):
+                if self.block.doubtful and not self._known():
                     return False
             elif key in step.id and (yield from source.peek()) == '"':
                 self.id = yield from source.string()
@@ -228,7 +235,7 @@ class CallReader:
 
     def _anything(self) -> Reading[bool]:
         """Arguments that are no object, as they stand."""
-        if self.name not in (self.parser.tools or {}) or not self.begin():
+        if not self._known() or not self.begin():
             return False
         close = self.block.close
         if (yield from self.source.sees(close)) or not (yield from self.source.peek()):
@@ -252,21 +259,31 @@ class CallReader:
             parts: list[str] = []
             if not (yield from source.until(markers(first), parts.append)):
                 return False
-            for word in rest:
-                yield from source.spaces()
-                if not (yield from source.word(word)):
-                    return False
+            text = bool(step.text_mid) and (yield from self._words(step.text_mid.split()[1:]))
+            if not text and not (yield from self._words(rest)):
+                return False
             key = "".join(parts).strip()
+            types = values.types_of(schema, key)
+            if step.text_mid:
+                types = frozenset(("string",)) if text else types - {"string"}
             self.say((", " if count else "") + values.text(key) + ": ")
             count += 1
             if framed:
                 yield from source.word("\n")
-            value = _Value(self, values.types_of(schema, key), framed)
+            value = _Value(self, types, framed)
             if not (yield from source.until(markers(step.close.strip()), value.push)):
                 value.cut()
                 return False
             value.end()
         self.say("}")
+        return True
+
+    def _words(self, words: Sequence[str]) -> Reading[bool]:
+        """Pass these words, whatever space is before them."""
+        for word in words:
+            yield from self.source.spaces()
+            if not (yield from self.source.word(word)):
+                return False
         return True
 
     def _python(self) -> Reading[bool]:

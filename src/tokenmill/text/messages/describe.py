@@ -58,20 +58,26 @@ class Args:
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """A JSON object with the name and the arguments (and an id), each under one of these keys."""
+    """A JSON object with the name and the arguments (and an id), each under one of these keys.
+
+    `opened`: its first bracket is the block's `open`. What has other keys before the arguments is no call then."""
 
     name: tuple[str, ...] = ("name",)
     args: tuple[str, ...] = ("arguments", "parameters")
     id: tuple[str, ...] = ("id", "tool_call_id")
+    opened: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Arguments one by one: `open` key `mid` value `close`. Values are text, or JSON if the tool's schema says so."""
+    """Arguments one by one: `open` key `mid` value `close`. Values are text, or JSON if the tool's schema says so.
+
+    `text_mid`: what stands in place of `mid` before a text, where models say themselves what is one."""
 
     open: str
     mid: str
     close: str
+    text_mid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,8 @@ class Calls:
     """A block of calls: `open`, calls made of these steps, `close`. `array`: in brackets, with commas between.
 
     `many`: a block may hold several calls, with `between` written between them. `bare`: a block may begin the answer
-    without `open`; it then counts only if the function is known. `ends`: `close` is a token that ends the turn."""
+    without `open`. `known`: it counts only if the function is known (None: if `bare`); False: nothing else looks so.
+    `ends`: `close` is a token that ends the turn."""
 
     open: str
     steps: tuple[Step, ...]
@@ -103,7 +110,13 @@ class Calls:
     many: bool = False
     between: str = "\n"
     bare: bool = False
+    known: bool | None = None
     ends: bool = False
+
+    @property
+    def doubtful(self) -> bool:
+        """May a text that is no call look so?"""
+        return self.bare if self.known is None else self.known
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,5 +201,5 @@ def _literals(step: Step) -> list[str]:
     if isinstance(step, Id):
         return [step.open, step.until]
     if isinstance(step, Pairs):
-        return [step.open, step.mid, step.close]
+        return [step.open, step.mid, step.close, step.text_mid]
     return [step.quote] if isinstance(step, Loose) else []

@@ -18,6 +18,8 @@ _CALL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (  # all of them must be 
     (("<|channel|>", "to=functions"), "harmony"),
     (("<|channel|>", "commentary"), "harmony"),
     (("<|tool_calls_section_begin|>",), "kimi_k2"),
+    (("｜DSML｜", "function_calls>"), "deepseek_v32"),
+    (("｜DSML｜",), "deepseek_v4"),
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
     (("<｜tool_calls_begin｜>", "<steptml:"), "step3"),

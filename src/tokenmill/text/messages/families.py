@@ -35,6 +35,7 @@ LLAMA_JSON = CallFormat(
     (
         Calls("", (Object(args=("parameters", "arguments")),), many=True, between="; ", bare=True),
         Calls("<|python_tag|>", (Object(args=("parameters", "arguments")),), many=True, between="; "),
+        Calls("{", (Object(args=("parameters", "arguments"), opened=True),), many=True, known=True),
     ),
     glue="",
 )
@@ -94,6 +95,29 @@ DEEPSEEK_V31 = CallFormat(
     ),
     glue="",
 )
+
+
+def _dsml(block: str) -> Calls:
+    return Calls(
+        f"<｜DSML｜{block}>\n",
+        (
+            Lit('<｜DSML｜invoke name="'),
+            Name(('">',)),
+            Pairs(
+                '\n<｜DSML｜parameter name="',
+                '" string="false">',
+                "</｜DSML｜parameter>",
+                text_mid='" string="true">',
+            ),
+            Lit("\n</｜DSML｜invoke>", optional=True),
+        ),
+        f"\n</｜DSML｜{block}>",
+        many=True,
+    )
+
+
+DEEPSEEK_V32 = CallFormat("deepseek_v32", (_dsml("function_calls"), _dsml("tool_calls")), glue="\n\n")
+DEEPSEEK_V4 = CallFormat("deepseek_v4", DEEPSEEK_V32.blocks[::-1], glue="\n\n")
 KIMI = CallFormat(
     "kimi_k2",
     (
@@ -185,7 +209,7 @@ _HARMONY_DROPS = (
 _TO = Name(
     ("<|channel|>", "<|constrain|>", "<|message|>", " "),
     keep=True,
-    pattern=r"(?:functions\.)?(.+)",
+    pattern=r"(?:functions\.)?((?!(?:assistant|user)$).+)",
     written="functions.{name}",
 )
 _ROUTED = (_TO, Skip("<|message|>", " <|constrain|>json"), Args(anything=True))
@@ -195,7 +219,7 @@ HARMONY = CallFormat(
         Calls("<|channel|>commentary to=", _ROUTED, "<|call|>", ends=True),
         Calls("<|channel|>analysis to=", _ROUTED, "<|call|>"),
         Calls("<|start|>assistant to=", _ROUTED, "<|call|>"),
-        Calls("", (Lit("to="), *_ROUTED), "<|call|>", bare=True),
+        Calls("", (Lit("to="), *_ROUTED), "<|call|>", bare=True, known=False),
     ),
     drop=_HARMONY_DROPS,
     glue="<|end|><|start|>assistant",
@@ -353,6 +377,8 @@ CALL_FORMATS: dict[str, CallFormat] = {
         MISTRAL_ARRAY,
         DEEPSEEK_V3,
         DEEPSEEK_V31,
+        DEEPSEEK_V32,
+        DEEPSEEK_V4,
         KIMI,
         GLM,
         MINIMAX_M1,
@@ -416,6 +442,8 @@ CALL_ALIASES = {
     "deepseekv3": "deepseek_v3",
     "deepseek_r1": "deepseek_v3",
     "deepseekv31": "deepseek_v31",
+    "deepseekv32": "deepseek_v32",
+    "deepseekv4": "deepseek_v4",
     "glm47": "glm45",
     "glm": "glm45",
     "minimax-m2": "minimax_m2",

@@ -167,16 +167,16 @@ def _pairs(step: Pairs, schema: Any) -> list[Tree] | None:
 def _pair(step: Pairs, key: str, value: Any) -> Tree | None:
     if key != key.strip() or step.mid.split()[0] in key:
         return None  # its end would not be found
-    begin = step.open + key + step.mid
+    begin, text_begin = step.open + key + step.mid, step.open + key + (step.text_mid or step.mid)
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "string" and not set(value) - _TEXT_ONLY:
-        return {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": step.close}
+        return {"type": "tag", "begin": text_begin, "content": {"type": "any_text"}, "end": step.close}
     choices = value.get("enum") if isinstance(value, Mapping) else None
     if isinstance(choices, list) and choices and all(isinstance(c, str) and c for c in choices):
         if any(step.close.strip() in choice for choice in choices):
             return None
         options = {"type": "or", "elements": [const(c) for c in choices]}
-        return {"type": "tag", "begin": begin, "content": options, "end": step.close}
+        return {"type": "tag", "begin": text_begin, "content": options, "end": step.close}
     if kind in ("integer", "number", "boolean", "object", "array", "null"):
         body = {"type": "json_schema", "json_schema": value}
         return {"type": "tag", "begin": begin, "content": body, "end": step.close}
