@@ -18,6 +18,9 @@ from tokenmill.checkpoint.gguf_names import epsilon_key
 from tokenmill.checkpoint.gguf_unread import check_unread
 from tokenmill.core.yarn import yarn_gain
 
+_PARTIAL = ("glm4", "nemotron", "qwen35", "qwen35moe")
+"""Architectures whose config.json without a share means that a part of each head rotates."""
+
 
 def read_config(metadata: Mapping[str, Any], tensors: Tensors, factors: Factors, path: str) -> dict[str, Any]:
     """Make the config.json of a GGUF file. A ModelError names the file and the key."""
@@ -45,7 +48,7 @@ def _common(meta: Meta, tensors: Tensors) -> dict[str, Any]:
     head = meta.whole("attention.key_length", max(hidden // heads, 1))
     if meta.whole("attention.value_length", head) != head:
         raise meta.fail("keys and values of different lengths are not supported")
-    rotated = meta.whole("rope.dimension_count", head, most=head)
+    share = meta.share(head)
     config = {
         "architectures": [ARCHITECTURES[str(meta.arch)]],
         "model_type": str(meta.arch),
@@ -66,8 +69,8 @@ def _common(meta: Meta, tensors: Tensors) -> dict[str, Any]:
         config["intermediate_size"] = meta.whole("feed_forward_length")
     if meta.arch == "command-r":
         config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
-    if rotated < head:
-        config["partial_rotary_factor"] = (rotated + 1e-6) / head
+    if share < 1.0 or meta.arch in _PARTIAL:
+        config["partial_rotary_factor"] = share
     if meta.arch not in ("gemma2", "gemma3", "granite") and meta.value("attention.scale"):
         if abs(meta.number("attention.scale") * math.sqrt(head) - 1.0) > 1e-3:
             raise meta.fail(f"{meta.arch}.attention.scale is not supported")
@@ -285,8 +288,7 @@ def _command_r(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nemotron(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
-    own = {"norm_eps": config.pop("rms_norm_eps"), "hidden_act": "relu2"}
-    return {**own, "partial_rotary_factor": config.get("partial_rotary_factor", 1.0)}
+    return {"norm_eps": config.pop("rms_norm_eps"), "hidden_act": "relu2"}
 
 
 def _qwen35(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:

@@ -90,7 +90,6 @@ def _glm4moe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     heads = read_heads(meta, tensors, sizes["num_hidden_layers"])
     if meta.whole("expert_gating_func", SIGMOID) != SIGMOID:
         raise meta.fail("glm4moe.expert_gating_func is not supported (only sigmoid)")
-    rotated = meta.whole("rope.dimension_count", heads["head_dim"])
     return {
         **sizes, **heads, **read_experts(meta, "n_routed_experts"),
         "intermediate_size": meta.whole("feed_forward_length"),
@@ -99,7 +98,7 @@ def _glm4moe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
         "first_k_dense_replace": meta.whole("leading_dense_block_count", 0, least=0),
         "routed_scaling_factor": read_gates_scale(meta),
         "norm_topk_prob": meta.flag("expert_weights_norm", True), "use_qk_norm": some(tensors, "attn_q_norm.weight"),
-        "attention_bias": some(tensors, "attn_q.bias"), "partial_rotary_factor": (rotated + 1e-6) / heads["head_dim"],
+        "attention_bias": some(tensors, "attn_q.bias"), "partial_rotary_factor": meta.share(heads["head_dim"]),
         "hidden_act": "silu",
     }  # fmt: skip
 
@@ -176,10 +175,10 @@ def _qwen2moe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 def _qwen3next(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     sizes = read_sizes(meta, "qwen3_next")
     heads = read_heads(meta, tensors, sizes["num_hidden_layers"])
-    values, rotated = meta.whole("ssm.time_step_rank"), meta.whole("rope.dimension_count", heads["head_dim"])
+    values = meta.whole("ssm.time_step_rank")
     return {
         **sizes, **heads, **read_experts(meta, "num_experts"), "hidden_act": "silu", "norm_topk_prob": True,
-        "partial_rotary_factor": (rotated + 1e-6) / heads["head_dim"],
+        "partial_rotary_factor": meta.share(heads["head_dim"]),
         "intermediate_size": meta.whole("feed_forward_length", 1), "attention_bias": some(tensors, "attn_q.bias"),
         "moe_intermediate_size": meta.whole("expert_feed_forward_length"),
         "shared_expert_intermediate_size": meta.whole("expert_shared_feed_forward_length"),

@@ -38,9 +38,7 @@ def _rope(meta: Meta, found: Config) -> Config:
     if meta.scaling()[0] != "none":
         raise meta.fail(f"rope scaling is not supported in {meta.arch}")
     head = found["hidden_size"] // found["num_attention_heads"]
-    rotated = meta.whole("rope.dimension_count", head, most=head)
-    part = 1.0 if rotated == head else (rotated + 1e-6) / head
-    return {"rope_theta": meta.number("rope.freq_base", 10000.0), "partial_rotary_factor": part}
+    return {"rope_theta": meta.number("rope.freq_base", 10000.0), "partial_rotary_factor": meta.share(head)}
 
 
 def _whole_rope(meta: Meta, found: Config) -> Config:

@@ -152,6 +152,11 @@ class Meta:
             raise self.fail(f"{self.arch}.{name} must be a whole number, or one for each of {count} layers")
         return [one for one in listed if isinstance(one, int)]
 
+    def share(self, head: int) -> float:
+        """How much of each head rotates, as config.json says it: all, if the file is silent."""
+        rotated = self.whole("rope.dimension_count", head, most=head)
+        return 1.0 if rotated == head else (rotated + 1e-6) / head
+
     def windows(self, layers: int, period: int | None = None) -> list[bool]:
         """Which layers have a window: a list says it, or a number, the period of those that have none. period: the
         family's (None: the file must say it)."""

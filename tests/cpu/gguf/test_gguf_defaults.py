@@ -141,6 +141,31 @@ def test_no_more_than_a_head_rotates(arch: str) -> None:
         read(arch, {"rope.dimension_count": 10})
 
 
+STATES = {"ssm.conv_kernel": 4, "ssm.group_count": 2, "ssm.time_step_rank": 2, "ssm.state_size": 8,
+          "ssm.inner_size": 16, "attention.head_count_kv": 4}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arch", "more"),
+    [
+        ("glm4", {}),
+        ("nemotron", {"attention.layer_norm_epsilon": 1e-5}),
+        ("qwen35", STATES),
+        ("qwen3next", {**STATES, "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 48,
+                       "expert_shared_feed_forward_length": 48}),
+        ("glm4moe", {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 48,
+                     "attention.head_count_kv": 4}),
+        ("gptneox", {"attention.layer_norm_epsilon": 1e-5}),
+    ],
+)  # fmt: skip
+def test_the_whole_head_rotates_unless_the_file_says_how_much(arch: str, more: dict[str, Any]) -> None:
+    """Config files of these families mean a part where they are silent."""
+    for said, share in ((None, 1.0), (8, 1.0), (4, 0.5)):
+        found = read(arch, {**more, "rope.dimension_count": said})
+        key = "rotary_pct" if arch == "gptneox" else "partial_rotary_factor"
+        assert found[key] == (share if share == 1.0 else pytest.approx(share, abs=1e-6))
+
+
 QWEN = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 48}
 
 
