@@ -95,6 +95,8 @@ class Group(Protocol):
     exact: bool
     calls: int
     """How often this rank has met the others; ranks that failed at the same place have met equally often."""
+    adds_parts: bool
+    """Does `all_reduce_norm` add up what `Kernels.open_product` has left in parts?"""
 
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The sum over ranks (+ residual), with the same bytes on each rank. x may be overwritten."""
@@ -104,7 +106,7 @@ class Group(Protocol):
         self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
     ) -> tuple[Tensor, Tensor] | None:
         """residual + scale * within(the sum over ranks), and its norm; None: it cannot do all at once, and x is
-        unchanged."""
+        unchanged. x may be what `open_product` made, if the group `adds_parts`."""
         ...
 
     def pieces(self, x: Tensor) -> int:

@@ -36,7 +36,7 @@ class Block(Protocol):
         ...
 
     def part(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
-        """This rank's part of block(norm(x)), if ranks add up their parts."""
+        """This rank's part of block(norm(x)), if ranks add up their parts: [T, hidden], or in parts of its own."""
         ...
 
 
@@ -63,14 +63,16 @@ class Projected:
         return self.output(self.inside(x, ctx, norm), ctx, residual=residual)
 
     def part(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
-        """This rank's part of block(norm(x))."""
-        return self.output.weight.matmul(self.inside(x, ctx, norm), ctx)
+        """This rank's part of block(norm(x)), which may lie in parts of its own."""
+        x = self.inside(x, ctx, norm)
+        unadded = self.output.open(x, ctx)
+        return self.output.weight.matmul(x, ctx) if unadded is None else unadded
 
 
 @dataclass(slots=True)
 class Sum:
-    """residual + scale * after(the sum of all parts) [T, hidden], not computed yet. part: this rank's; of one rank
-    alone, the parts of its product [parts, T, hidden]."""
+    """residual + scale * after(the sum of all parts) [T, hidden], not computed yet. part: this rank's [T, hidden], or
+    the parts of its product [parts, T, hidden]."""
 
     part: Tensor
     residual: Tensor
@@ -83,16 +85,21 @@ class Sum:
         if self.group.size == 1:
             return ctx.kernels.add(self.residual, self.part, self.scale, within=self.after)
         if self.after is None and self.scale == 1.0:
-            return self.group.all_reduce(self.part, self.residual)
-        return ctx.kernels.add(self.residual, self.group.all_reduce(self.part), self.scale, within=self.after)
+            return self.group.all_reduce(self._added(), self.residual)
+        y = self.group.all_reduce(self._added())
+        return ctx.kernels.add(self.residual, y, self.scale, within=self.after)
 
     def normed(self, norm: NormSpec, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         """The sum, and its norm."""
         both = self.group.all_reduce_norm(self.part, self.residual, norm, self.scale, self.after)
         if both is not None:
             return both
-        y = self.group.all_reduce(self.part)
+        y = self.group.all_reduce(self._added())
         return ctx.kernels.add_norm(self.residual, y, norm, self.scale, within=self.after)
+
+    def _added(self) -> Tensor:
+        """This rank's part [T, hidden]."""
+        return self.part if self.part.ndim == 2 else self.part.sum(0).to(self.residual.dtype)
 
 
 @dataclass(slots=True)

@@ -168,8 +168,8 @@ class RowLinear:
         return self.group.all_gather(self.weight.matmul(self.whole(x), ctx, residual=mine))
 
     def open(self, x: Tensor, ctx: ForwardContext) -> Tensor | None:
-        """x @ W.T as parts of a sum that whoever reads it adds up; None: it is not made so, or ranks add up."""
-        return self.weight.open(x, ctx) if self.group.size == 1 else None
+        """x @ W.T (this rank's part of it) in parts that whoever reads the sum adds up; None: it is not made so."""
+        return self.weight.open(x, ctx) if self.group.size == 1 or self.group.adds_parts else None
 
     def whole(self, x: Tensor) -> Tensor:
         """All columns of x, gathered if each rank has only some of them."""

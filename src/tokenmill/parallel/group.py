@@ -11,6 +11,8 @@ from tokenmill.compute.model import Exchange
 class AtOnce:
     """Ranks whose sums are made while nothing else is."""
 
+    adds_parts = False
+
     def pieces(self, x: Tensor) -> int:
         """One."""
         return 1

@@ -65,6 +65,11 @@ class PushGroup(TorchGroup):
         addresses = torch.tensor([int(at) for at in handle.buffer_ptrs], dtype=torch.int64, device=self.device)
         return (buffer, handle), addresses
 
+    @property
+    def adds_parts(self) -> bool:  # type: ignore[override]
+        """The kernel that sends a row reads it in parts as well."""
+        return self.buffers is not None
+
     def pieces(self, x: Tensor) -> int:
         """Several where two ranks send each other long parts."""
         return 1 if self.exchanges is None else self.exchanges.pieces(x)
@@ -91,8 +96,9 @@ class PushGroup(TorchGroup):
         self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
     ) -> tuple[Tensor, Tensor] | None:
         """residual + scale * within(the sum over ranks), and its norm; None if rows do not fit into the buffers."""
-        rows, width = x.shape
-        if self.buffers is None or x.element_size() != 2 or residual.dtype != x.dtype or not rows:
+        rows, width = residual.shape
+        typed = x.dtype == (residual.dtype if x.ndim == 2 else torch.float32)
+        if self.buffers is None or residual.element_size() != 2 or not typed or not rows:
             return None
         if width > WIDEST or rows * -(-width // self._push.BLOCK) * self._push.BLOCK > self.most:
             return None

@@ -37,12 +37,15 @@ class ThreadGroup:
     exact = False
     calls = 0
 
-    def __init__(self, shared: Shared, rank: int, joins: bool = False, most_pieces: int = 1) -> None:
+    def __init__(
+        self, shared: Shared, rank: int, joins: bool = False, most_pieces: int = 1, adds_parts: bool = False
+    ) -> None:
         """joins: sums come with their norms, as from GPUs that add up themselves; `joined` counts them. most_pieces:
         of rows, in which sums are exchanged; `sent` counts them."""
         self.shared, self.rank, self.size = shared, rank, shared.size
         self.joins, self.joined, self.sums = joins, 0, 0
         self.most_pieces, self.sent = most_pieces, 0
+        self.adds_parts = adds_parts
 
     def pieces(self, part: Tensor) -> int:
         return min(self.most_pieces, max(1, len(part) // 2))
@@ -67,6 +70,7 @@ class ThreadGroup:
         if not self.joins:
             return None
         self.joined += 1
+        x = x if x.ndim == 2 else x.sum(0).to(residual.dtype)
         return ReferenceKernels().add_norm(residual, sum(self._exchange(x)), norm, scale, within=within)
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:

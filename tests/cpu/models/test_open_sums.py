@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from families_helpers import CASES, prompt
+from family_cases import ALL
 from parity import load, make, ours
+from ranks_helpers import Shared, ThreadGroup
 from torch import Tensor
 
 from tokenmill.kernels.reference import ReferenceKernels
@@ -42,3 +46,25 @@ def test_parts_change_nothing(name, tmp_path):
     assert kernels.opened > 0 or name in PARALLEL
     for key, logits in found[0].items():
         assert (found[1][key] - logits).abs().max() <= 1e-4, key
+
+
+@pytest.mark.parametrize("joins", [True, False])
+@pytest.mark.parametrize("name", ["qwen2", "gemma2", "granite-0", "opt-350m", "mixtral"])
+def test_ranks_send_what_they_have_added_up(name, joins, tmp_path):
+    """joins: the ranks' sum comes with a norm, and reads the parts itself."""
+    _, config, tensors = ({**ALL, **CASES})[name].make(tmp_path)
+    prompts, steps = {"a": prompt(30)}, [[("a", 20)], [("a", 9)], [("a", 1)]]
+    alone = ours(load(config, tensors), prompts, steps)["a"]
+    groups = [ThreadGroup(shared, rank, joins, adds_parts=True) for shared in (Shared(2),) for rank in range(2)]
+    every = [Opened(), Opened()]
+
+    def run(group: ThreadGroup) -> Tensor:
+        kernels = every[group.rank]
+        with torch.no_grad():
+            return ours(load(config, tensors, group=group, kernels=kernels), prompts, steps, kernels)["a"]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(run, groups))
+    assert all(kernels.opened == every[0].opened > 0 for kernels in every)
+    assert torch.equal(*found)
+    assert (found[0] - alone).abs().max() <= 1e-4

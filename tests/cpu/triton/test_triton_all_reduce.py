@@ -73,8 +73,9 @@ def sent(parts: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(("scale", "within"), [(1.0, False), (0.5, True), (1.0, True), (0.5, False)])
-@pytest.mark.parametrize(("rank", "ranks"), [(0, 2), (2, 3)])
-def test_a_row_comes_with_its_norm_and_shares_turns_with_plain_sums(rank, ranks, scale, within):
+@pytest.mark.parametrize(("rank", "ranks", "unadded"), [(0, 2, 0), (2, 3, 0), (1, 2, 3)])
+def test_a_row_comes_with_its_norm_and_shares_turns_with_plain_sums(rank, ranks, unadded, scale, within):
+    """unadded: this rank's rows lie in so many parts of a sum."""
     torch.manual_seed(rank)
     kernels, norm = ReferenceKernels(), NormSpec(torch.randn(1300), 1e-5, "layer", torch.randn(1300), offset=1.0)
     inner = NormSpec(torch.randn(1300), 1e-6) if within else None
@@ -94,6 +95,10 @@ def test_a_row_comes_with_its_norm_and_shares_turns_with_plain_sums(rank, ranks,
                 slot = buffers[rank, done[block] % SLOTS, peer, block * BLOCK : (block + 1) * BLOCK]
                 slot[: at.stop - at.start] = sent(parts[peer, row, at])
         x, around = parts[rank].clone(), (addresses, turns, rank, SIZE)
+        if unadded and rows:
+            x = torch.randn(unadded, rows, 1300)
+            x[:, :, 1] = -0.0
+            parts[rank] = x.sum(0).half()
         total = sum(part.float() for part in parts)
         if rows:
             residual = torch.randn(rows, 1300).half()

@@ -27,6 +27,9 @@ EMPTY = -(1 << 15)
 RESIDENT_WARPS = 132 * 32
 """Warps that a Hopper holds at once with so many REGISTERS each. More rows than fit share programs."""
 REGISTERS = 64
+ALONE, BESIDE = 132, 80
+"""Programs that have a multiprocessor each may have so many registers beside one that multiplies few rows (stream.py):
+the next product's are there by then, and ask for its weight."""
 
 
 @triton.jit
@@ -50,7 +53,16 @@ def _send(x, real, buffers, slot, slot_size, at, RANK: tl.constexpr, RANKS: tl.c
 
 
 @triton.jit
-def _add_up(bits, like_ptr, own, slot, slot_size, at, real, used, RANK: tl.constexpr, RANKS: tl.constexpr,
+def _own_part(x_ptr, row, rows, d, real, D, PARTS: tl.constexpr, TYPE: tl.constexpr):
+    """A row of this rank's part; PARTS: it lies in so many parts of a sum, 0: it is whole."""
+    x = tl.load(x_ptr + row * D + d, mask=real, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(x_ptr + (part * rows + row) * D + d, mask=real, other=0.0)
+    return x.to(TYPE)
+
+
+@triton.jit
+def _add_up(bits, own, slot, slot_size, at, real, used, TYPE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
             EMPTY: tl.constexpr, SLOTS: tl.constexpr):  # fmt: skip
     """The sum of all parts as they arrive, in rank order, in float32. Empties the slot of the call before."""
     before = (slot + SLOTS - 1) % SLOTS
@@ -61,13 +73,13 @@ def _add_up(bits, like_ptr, own, slot, slot_size, at, real, used, RANK: tl.const
     total = tl.zeros(bits.shape, dtype=tl.float32)
     for peer in tl.static_range(RANKS):
         if peer == RANK:
-            total += bits.to(like_ptr.dtype.element_ty, bitcast=True).to(tl.float32)
+            total += bits.to(TYPE, bitcast=True).to(tl.float32)
         else:
             place = own + ((slot * RANKS + peer) * slot_size + at)
             part = tl.load(place, mask=real, other=0, volatile=True)
             while tl.max((part == EMPTY).to(tl.int32)) != 0:
                 part = tl.load(place, mask=real, other=0, volatile=True)
-            total += part.to(like_ptr.dtype.element_ty, bitcast=True).to(tl.float32)
+            total += part.to(TYPE, bitcast=True).to(tl.float32)
     return total
 
 
@@ -95,7 +107,8 @@ def _push_kernel(
         bits = tl.load(x_ptr + at, mask=real, other=0.0).to(tl.int16, bitcast=True)
         if RESIDUAL:
             beside = tl.load(residual_ptr + at, mask=real, other=0.0).to(tl.float32)
-        total = _add_up(bits, x_ptr, buffers[RANK], slot, slot_size, at, real, at >= 0, RANK, RANKS, EMPTY, SLOTS)
+        total = _add_up(bits, buffers[RANK], slot, slot_size, at, real, at >= 0, x_ptr.dtype.element_ty, RANK, RANKS,
+                        EMPTY, SLOTS)  # fmt: skip
         if RESIDUAL:
             total += beside
         tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=real)
@@ -104,16 +117,17 @@ def _push_kernel(
 
 @triton.jit
 def _add_row_up(
-    bits, residual, g, slot, row, at, d, real, used, x_ptr, out_ptr, normed_ptr, own, D, slot_size, scale,
+    bits, residual, g, slot, row, at, d, real, used, out_ptr, normed_ptr, own, D, slot_size, scale,
     within_ptr, within_bias_ptr, within_eps, norm_bias_ptr, norm_eps,
     WITHIN: tl.constexpr, WITHIN_BIAS: tl.constexpr, WITHIN_OFFSET: tl.constexpr,
     NORM: tl.constexpr, NORM_BIAS: tl.constexpr,
     RANK: tl.constexpr, RANKS: tl.constexpr, EMPTY: tl.constexpr, SLOTS: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Store the sum of a row's parts and its residual, and the norm of that. g: the norm's weights."""
-    total = _add_up(bits, x_ptr, own, slot, slot_size, at, real, used, RANK, RANKS, EMPTY, SLOTS)
+    TYPE: tl.constexpr = out_ptr.dtype.element_ty
+    total = _add_up(bits, own, slot, slot_size, at, real, used, TYPE, RANK, RANKS, EMPTY, SLOTS)
     y = add_sum(residual.to(tl.float32), total, scale, within_ptr, within_bias_ptr, d, real, D, within_eps,
-                WITHIN, WITHIN_BIAS, WITHIN_OFFSET, PLAIN, out_ptr.dtype.element_ty)  # fmt: skip
+                WITHIN, WITHIN_BIAS, WITHIN_OFFSET, PLAIN, TYPE)  # fmt: skip
     tl.store(out_ptr + row * D + d, y, mask=real)
     y = norm_row(y.to(tl.float32), g, norm_bias_ptr, d, real, D, norm_eps, NORM == "layer", NORM_BIAS)
     tl.store(normed_ptr + row * D + d, y.to(normed_ptr.dtype.element_ty), mask=real)
@@ -126,7 +140,7 @@ def _push_norm_kernel(
     WITHIN: tl.constexpr, WITHIN_BIAS: tl.constexpr, WITHIN_OFFSET: tl.constexpr,
     NORM: tl.constexpr, NORM_BIAS: tl.constexpr, NORM_OFFSET: tl.constexpr,
     RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EMPTY: tl.constexpr,
-    SLOTS: tl.constexpr, PLAIN: tl.constexpr, ONE: tl.constexpr, PDL: tl.constexpr,
+    SLOTS: tl.constexpr, PARTS: tl.constexpr, PLAIN: tl.constexpr, ONE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program's rows, each of which has several blocks of the buffers for itself; each block has a turn of its own.
 
@@ -145,27 +159,28 @@ def _push_norm_kernel(
     if ONE:
         at = first * blocks * BLOCK + d
         slot = tl.load(turn + first * blocks, mask=used, other=0)
-        x = tl.load(x_ptr + first * D + d, mask=real, other=0.0)
         residual = tl.load(residual_ptr + first * D + d, mask=real, other=0.0)
+        x = _own_part(x_ptr, first, rows, d, real, D, PARTS, out_ptr.dtype.element_ty)
         bits = _send(x, real, buffers, slot, slot_size, at, RANK, RANKS, EMPTY)
         _add_row_up(
-            bits, residual, g, slot, first, at, d, real, used & (d >= 0), x_ptr, out_ptr, normed_ptr, buffers[RANK], D,
-            slot_size, scale, within_ptr, within_bias_ptr, within_eps, norm_bias_ptr, norm_eps,
+            bits, residual, g, slot, first, at, d, real, used & (d >= 0), out_ptr, normed_ptr, buffers[RANK], D, slot_size,
+            scale, within_ptr, within_bias_ptr, within_eps, norm_bias_ptr, norm_eps,
             WITHIN, WITHIN_BIAS, WITHIN_OFFSET, NORM, NORM_BIAS, RANK, RANKS, EMPTY, SLOTS, PLAIN,
         )  # fmt: skip
         tl.store(turn + first * blocks, (slot + 1) % SLOTS, mask=used)
     else:
         for row in range(first, rows, step):
             slot = tl.load(turn + row * blocks, mask=used, other=0)
-            x = tl.load(x_ptr + row * D + d, mask=real, other=0.0)
+            x = _own_part(x_ptr, row, rows, d, real, D, PARTS, out_ptr.dtype.element_ty)
             _send(x, real, buffers, slot, slot_size, row * blocks * BLOCK + d, RANK, RANKS, EMPTY)
         for row in range(first, rows, step):
             slot = tl.load(turn + row * blocks, mask=used, other=0)
-            bits = tl.load(x_ptr + row * D + d, mask=real, other=0.0).to(tl.int16, bitcast=True)
+            x = _own_part(x_ptr, row, rows, d, real, D, PARTS, out_ptr.dtype.element_ty)
+            bits = x.to(tl.int16, bitcast=True)
             residual = tl.load(residual_ptr + row * D + d, mask=real, other=0.0)
             _add_row_up(
-                bits, residual, g, slot, row, row * blocks * BLOCK + d, d, real, used & (d >= 0), x_ptr, out_ptr,
-                normed_ptr, buffers[RANK], D, slot_size, scale, within_ptr, within_bias_ptr, within_eps, norm_bias_ptr,
+                bits, residual, g, slot, row, row * blocks * BLOCK + d, d, real, used & (d >= 0), out_ptr, normed_ptr,
+                buffers[RANK], D, slot_size, scale, within_ptr, within_bias_ptr, within_eps, norm_bias_ptr,
                 norm_eps, WITHIN, WITHIN_BIAS, WITHIN_OFFSET, NORM, NORM_BIAS, RANK, RANKS, EMPTY, SLOTS, PLAIN,
             )  # fmt: skip
             tl.store(turn + row * blocks, (slot + 1) % SLOTS, mask=used)
@@ -186,17 +201,18 @@ def push_norm(
 ) -> tuple[Tensor, Tensor]:
     """residual + scale * within(the sum of every rank's x), rows [T, D] in 16-bit floats, and what a norm makes of it.
 
-    See push_sum; rows begin with blocks: D rounded up to BLOCK, times T, is no more than slot_size."""
-    out, normed = torch.empty_like(x), torch.empty_like(x)
-    rows, width = x.shape
+    x is of residual's type, or lies in parts of a sum [parts, T, D] in float32. See push_sum; rows begin with blocks: D rounded up to BLOCK, times T, is no more than slot_size."""
+    out, normed = torch.empty_like(residual), torch.empty_like(residual)
+    rows, width = residual.shape
     blocks = pow2(triton.cdiv(width, BLOCK))
     warps = min(16, 4 * blocks)
     programs = min(rows, RESIDENT_WARPS // warps)
+    registers = BESIDE if programs <= ALONE else REGISTERS
     _push_norm_kernel[(programs,)](
         x, residual, out, normed, buffers, turns, rows, width, slot_size, float(scale),
         **stored_norm(within, "within"), **stored_norm(norm, "norm"),
         RANK=rank, RANKS=buffers.numel(), BLOCK=BLOCK, BLOCKS=blocks, EMPTY=EMPTY, SLOTS=SLOTS,
-        PLAIN=within is None and scale == 1.0, ONE=rows == programs, PDL=pdl, num_warps=warps, maxnreg=REGISTERS,
+        PARTS=0 if x.ndim == 2 else x.shape[0], PLAIN=within is None and scale == 1.0, ONE=rows == programs, PDL=pdl, num_warps=warps, maxnreg=registers,
         launch_pdl=pdl,
     )  # fmt: skip
     return out, normed
