@@ -121,12 +121,14 @@ class Story:
         if entry is None:
             return
         try:
-            unit = await self.models.enter(entry, self.dice.choice([None, None, 0.0, -1.0, 0.3]))
+            unit = await self.models.enter(entry)
         except (UnreadyError, GoneError):
             return
         assert not unit.dead, "a request got a model whose engines are gone"
         assert not unit.closed and not unit.asleep, "a request got a model that is not there"
         unit.open += 1
+        if self.dice.random() < 0.6:
+            self.models.keep(entry, self.dice.choice([0.0, -1.0, 0.3]))
         try:
             await self.pause()
             assert unit.dead or not unit.closed, "closed under an open request"

@@ -269,16 +269,19 @@ async def test_it_goes_after_its_time_and_a_request_may_change_that() -> None:
     a, b = models.entries.values()
     await models.load(a)
     assert 990 < (a.expires_in or 0) <= 1000
-    await models.enter(a, 0.0)
-    await models.enter(a, -1.0)
+    await models.enter(a)
+    models.keep(a, 0.0)
+    await models.enter(a)
+    models.keep(a, -1.0)
     models.leave(a)
     models.leave(a)
+    await models.load(a)
     assert a.expires_in is None and a.life.expiry is None
-    await models.load(a, 0.0)
+    models.keep(a, 0.0)
     await until(lambda: a.state is State.UNLOADED)
     await models.load(a)
     assert a.life.loads == 2 and a.expires_in is not None
-    await models.load(b, 0.0)
+    models.keep(b, 0.0)
     assert b.expires_in is None and b.life.expiry is None
 
 

@@ -304,13 +304,15 @@ async def test_ollama_drives_what_is_loaded(build: Any) -> None:
     assert said["done_reason"] == "load" and city.loaded() == ["red"]
     (shown_red, _) = (await city.get("/api/ps"))["models"]
     assert shown_red["name"] == "red:latest" and shown_red["expires_at"] < "2999" and "size" in shown_red
-    for keep, left in (("5m", 300), (90, 90), ("1h30m", 5400), ("-1", None), (-1, None), (None, 1000)):
+    for keep, left in (("5m", 300), (90, 90), ("1h30m", 5400), ("-1", None), (None, None), (-1, None)):
         body = {"prompt": "Hi", **ask} if keep is None else {"prompt": "Hi", "keep_alive": keep, **ask}
         assert (await city.post("/api/generate", body)).status_code == 200
         found = city.entry("red").expires_in
         assert found == left or (left is not None and found is not None and left - 60 < found <= left), keep
     bad = await city.post("/api/generate", {**ask, "prompt": "Hi", "keep_alive": "soon"})
     assert bad.status_code == 400 and "keep_alive" in bad.json()["error"]
+    assert (await city.post("/v1/completions", {"model": "red", "prompt": "x"})).status_code == 200
+    assert city.entry("red").expires_in is None, "as in Ollama, who says nothing changes nothing"
     assert (await city.post("/api/chat", {**ask, "messages": TALK, "keep_alive": 0})).json()["message"]["content"]
     await until(lambda: not city.loaded())
     await city.post("/api/embed", {"model": "green:latest", "input": "x"})
@@ -319,6 +321,8 @@ async def test_ollama_drives_what_is_loaded(build: Any) -> None:
     await until(lambda: not city.loaded())
     again = (await city.post("/api/chat", {"model": "green", "keep_alive": "0s", "messages": []})).json()
     assert again["done_reason"] == "unload" and not city.loaded()
+    await city.post("/api/generate", ask)
+    assert (left := city.entry("red").expires_in) is not None and 900 < left <= 1000, "the next load begins anew"
 
 
 async def test_keys_may_be_restricted_to_models(build: Any) -> None:

@@ -151,8 +151,8 @@ class Catalogue(Generic[U]):
 
     # ------------------------------------------------------------ requests
 
-    async def enter(self, entry: Entry[U], keep: float | None = None) -> U:
-        """Wait until the model is loaded for one more request. `keep`: how long it stays loaded afterwards."""
+    async def enter(self, entry: Entry[U]) -> U:
+        """Wait until the model is loaded for one more request."""
         if entry.removed:
             raise GoneError(entry.name)
         if entry.state is not State.READY:
@@ -160,8 +160,6 @@ class Catalogue(Generic[U]):
         life = entry.life
         life.open += 1
         life.used = time.monotonic()
-        if not entry.spec.pin:
-            life.keep = entry.spec.keep if keep is None else keep
         if life.expiry is not None:
             life.expiry.cancel()
             life.expiry = None
@@ -177,15 +175,16 @@ class Catalogue(Generic[U]):
             self.stir()
 
     def keep(self, entry: Entry[U], seconds: float) -> None:
-        """Keep a model loaded for this long without requests (below zero: for ever). Pinned models stay anyway."""
+        """Keep a model loaded for this long without requests (below zero: for ever), until it is unloaded or told
+        otherwise. Pinned models stay anyway."""
         if not entry.spec.pin:
             entry.life.keep = seconds
             if not entry.life.open:
                 self.arm(entry)
 
-    async def load(self, entry: Entry[U], keep: float | None = None) -> None:
+    async def load(self, entry: Entry[U]) -> None:
         """Load a model that no request asks for."""
-        await self.enter(entry, keep)
+        await self.enter(entry)
         self.leave(entry)
 
     async def unload(self, entry: Entry[U]) -> None:
