@@ -65,7 +65,9 @@ class AdapterBook:
         """Add an adapter that every engine must load. `instead`: the name may be in use; its present adapter is served
         until then."""
         if not self.enabled:
-            raise ParameterError("This model takes no adapters: load it with enable_lora (--enable-lora).", param="lora_name")
+            raise ParameterError(
+                "This model takes no adapters: load it with enable_lora (--enable-lora).", param="lora_name"
+            )
         check_name(name)
         if name in self.taken or (name in self.by_name and not instead):
             raise ParameterError(f"The name {name!r} is served already: unload it, or choose another one.",
