@@ -280,7 +280,8 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
     if made.moved:
         typer.echo(f"{made.moved} scales moved between layers")
     if made.unreached:
-        typer.echo(f"{len(made.unreached)} matrices were not reached by calibration and rounded to the nearest")
+        what = "rounded to the nearest" if recipe.method in recipes.CALIBRATED else "got the fewest bits"
+        typer.echo(f"{len(made.unreached)} matrices were not reached by calibration and {what}")
     _show(found.path, target, made.errors, int(given.get("group", 0)))
 
 

@@ -256,9 +256,11 @@ class _Run:
         return folds.awq(one, layer.weights, layer.inputs, rounding, fitting)
 
     def _shared_bits(self) -> dict[str, int]:
-        """The bits of each weight, chosen by its loss at every width. Weights that are multiplied as one have the same
+        """The bits of each weight, chosen by its loss at every width, averaged over all tokens: an expert that few of
+        them reach counts less, and one that none reaches not at all. Weights that are multiplied as one have the same
         bits."""
         stream, together = self._stream(), joined(self.chosen)
+        tokens, reached = stream.x.numel(), set[str]()
         lost: dict[tuple[str, int], float] = defaultdict(float)
         sizes: dict[str, int] = defaultdict(int)
         for index in range(stream.count):
@@ -266,10 +268,15 @@ class _Run:
             for name, weight in layer.weights.items():
                 seen, first = layer.inputs.get(name), together[name][0]
                 sizes[first] += weight.numel()
+                if seen is None:
+                    continue
+                reached.add(name)
                 for bits in range(2, 9):
                     error = nearest(weight, recipes.spec_of(self.job.recipe, bits)).dense() - weight
-                    lost[first, bits] += float(error.square().sum()) if seen is None else seen.loss(error)
+                    lost[first, bits] += seen.loss(error) * seen.count / tokens
             stream.advance(index, {}, set(), {})
+        if self.job.recipe.method not in recipes.CALIBRATED:
+            self.made.unreached = [name for name in self.ckpt.names() if name in self.chosen - reached]
         found = share_bits(lost, sizes, self.job.recipe.bits)
         return {name: found[names[0]] for name, names in together.items() if names[0] in found}
 

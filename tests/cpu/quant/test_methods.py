@@ -411,6 +411,16 @@ def test_experts_that_calibration_never_reaches(tmp_path: Path, tokens: Tensor) 
     assert len(logits(tmp_path / "out")) == 39
 
 
+def test_bits_are_not_spent_on_experts_that_calibration_never_reaches(tmp_path: Path) -> None:
+    """Which expert got more bits is a matter of how many tokens reach it, not of what is unknown about it."""
+    few, recipe = torch.full((1, 8), 7), complete_recipe(Recipe(method="rtn", bits=4.5, group=32))
+    made = quantize_model(QuantizeJob(demo_dir("moe"), tmp_path / "out", recipe, tokens=few))
+    assert made.unreached and all(".experts." in name for name in made.unreached)
+    assert {made.bits[name] for name in made.unreached} == {4} and max(made.bits.values()) > 4
+    sizes = {item.name: item.weights for item in made.errors}
+    assert sum(made.bits[name] * size for name, size in sizes.items()) <= 4.5 * sum(sizes.values())
+
+
 REFUSED: dict[str, tuple[list[str], str]] = {
     "bits": (["--method", "rtn", "--bits", "9"], "hold 2, 3, 4, 5, 6, 7, 8 bits"),
     "form": (["--method", "nf4", "--format", "awq"], "bitsandbytes, not awq"),
