@@ -21,6 +21,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams
 from tokenmill.server.context import RequestLimits
 from tokenmill.server.errors import HttpError
+from tokenmill.server.lora.routes import _check_not_stored
 from tokenmill.server.model_lookup import find_by_name
 from tokenmill.server.ollama.stated_context import stated_context
 from tokenmill.server.ollama.store_changes import OFF, Changes
@@ -291,6 +292,27 @@ async def test_an_adapter_without_weights_is_refused(
     assert answer.status_code == 400 and word in answer.json()["error"]
     (folder / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     assert (await served.post("/api/create", body)).status_code == 200
+
+
+async def test_no_two_models_share_a_name(served: Served, tmp_path: Path) -> None:
+    """A model with an adapter has its base beside it, whose name gives way to models of that name, old and new."""
+    (folder := tmp_path / "models" / "side").mkdir()
+    (folder / "adapter_config.json").write_text('{"r": 4}')
+    (folder / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    models = served.context.shared.models
+    plain, adapted = {"from": "weights"}, {"modelfile": "FROM weights\nADAPTER side"}
+    for name, body in (("x-base", plain), ("x", adapted), ("y", adapted), ("Y-Base", plain)):
+        done = await served.post("/api/create", {"model": name, "stream": False, **body})
+        assert done.status_code == 200, done.text
+    assert {"x:latest", "x-base:latest", "y:latest", "Y-Base:latest"} <= set(await names(served))
+    for name in ("x-base", "Y-Base"):
+        entry = models.find(name)
+        assert entry is not None and entry.name == name and not entry.spec.adapters
+    for name in ("x", "y"):
+        entry = models.find(name)
+        assert entry is not None and entry.spec.adapters == (name,) and entry.name == f"{name}-base-base"
+        with pytest.raises(HttpError, match="is a stored model"):
+            _check_not_stored(served.context, name)
 
 
 async def test_files_have_a_ceiling(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

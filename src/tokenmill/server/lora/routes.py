@@ -34,6 +34,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         body = await read_body(context, request, LoadAdapterRequest)
         context.check_model(body.model)
         models, name = context.shared.models, body.lora_name
+        _check_not_stored(context, name)
         other = models.find(name)
         others = {*models.spellings.of(name)} - {name}
         hidden = any(models.find(each) is not None for each in others)  # it would stand for another model
@@ -54,6 +55,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Unload an adapter. New requests are refused at once, open ones end first."""
         traffic = _traffic(context, request)
         body = await read_body(context, request, UnloadAdapterRequest)
+        _check_not_stored(context, body.lora_name)
         try:
             traffic.unload(body.lora_name)
         except NoSuchAdapterError as error:
@@ -71,6 +73,16 @@ def _traffic(context: Context, request: Request) -> Any:
         raise HttpError(404, "Adapters cannot be loaded or unloaded here: --lora-folder allows it, for one folder.")
     check_may_manage(context.shared, request)
     return traffic
+
+
+def _check_not_stored(context: Context, name: str) -> None:
+    """Refuse to change what a stored model is made of."""
+    entry = context.shared.models.find(name)
+    if entry is not None and entry.spec.stored and name in entry.spec.adapters:
+        raise HttpError(
+            400, f"{name!r} is a stored model with an adapter of its own: /api/create changes it, /api/delete removes it.",
+            param="lora_name",
+        )  # fmt: skip
 
 
 def _without(root: str | None, text: str) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tokenmill.checkpoint.entry import Entry as StoredModel
 from tokenmill.checkpoint.hub import Hub
 from tokenmill.checkpoint.pull import Progress, Tell
 from tokenmill.checkpoint.store import NoSuchModelError, Store
-from tokenmill.checkpoint.stored import as_stored, open_store
+from tokenmill.checkpoint.stored import BASE, as_stored, open_store
 from tokenmill.checkpoint.stored_names import full_name, may_be_name, short_name
 from tokenmill.core.config import EngineConfig, make_config
 from tokenmill.core.errors import ModelError, UserError
@@ -29,6 +29,7 @@ from tokenmill.server.context import Context, ServerContext
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.many_models.entry import GoneError, Spec, State
 from tokenmill.server.many_models.sleepers import without_folders
+from tokenmill.server.many_models.spellings import with_and_without_tag
 from tokenmill.server.model_lookup import find_by_name
 from tokenmill.server.ollama.answers import error_body
 from tokenmill.server.rights import check_may_change_all
@@ -111,18 +112,21 @@ class Changes:
 
     def add_stored(self) -> None:
         """Add the stored models that requests cannot name yet."""
-        for entry in self.store.entries()[0] if self.allowed else ():
+        entries = self.store.entries()[0] if self.allowed else []
+        for entry in entries:
             if entry.name in self.known:
                 continue
             try:
-                spec = spec_of(self.store, entry, self.context.shared)
+                spec = spec_of(self.store, entry, self.context.shared, _spoken(each.name for each in entries))
                 self.known[entry.name] = (entry, self.context.shared.models.add(spec).name)
             except UserError as error:  # its files are missing, or the server was started with a model of that name
                 log.info("stored model left out", extra={"data": {"model": entry.name, "reason": str(error)}})
 
     def _drop(self, entries: Mapping[str, StoredModel]) -> None:
+        spoken = _spoken(entries)
         for name, (found, own) in self.known.items():
-            if name not in entries or entries[name].digest != found.digest:
+            beside = own.lower() in spoken - _spoken([name])  # another model got the name of this one's base
+            if name not in entries or entries[name].digest != found.digest or beside:
                 task = asyncio.get_running_loop().create_task(self._removed(name, own))
                 self.leaving.add(task)
                 task.add_done_callback(self.leaving.discard)
@@ -210,11 +214,22 @@ class Changes:
             heard.put_nowait(None)
 
 
-def spec_of(store: Store, entry: StoredModel, shared: ServerContext) -> Spec:
-    """A stored model as an entry of the catalogue, with its own options, on the devices of the server's first model."""
-    found = as_stored(store, entry)
-    engine, first = make_config(**found.options), shared.models.first.spec.engine
-    own = {name: found.options[name] for name in ("device", "threads") if name in found.options}
+def _spoken(names: Iterable[str]) -> set[str]:
+    """Names of stored models as people write them, without regard to capitals."""
+    return {short_name(name).lower() for name in names}
+
+
+def spec_of(store: Store, entry: StoredModel, shared: ServerContext, spoken: set[str]) -> Spec:
+    """A stored model as an entry of the catalogue, with its own options, on the devices of the server's first model.
+    spoken: the names of all stored models, which none gets for its base (the model without its adapter)."""
+    found, models = as_stored(store, entry), shared.models
+    options, called = found.options, str(found.options["served_model_name"])
+    while entry.adapter is not None and (
+        called.lower() in spoken or any(map(models.find, with_and_without_tag(called)))
+    ):
+        called += BASE
+    engine, first = make_config(**{**options, "served_model_name": called}), models.first.spec.engine
+    own = {name: options[name] for name in ("device", "threads") if name in options}
     engine = replace(engine, execute=replace(first.execute, **own), files=replace(first.files, **_generation(engine)))
     config = shared.config
     server = replace(
