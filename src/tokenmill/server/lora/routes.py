@@ -79,10 +79,8 @@ def _check_not_stored(context: Context, name: str) -> None:
     """Refuse to change what a stored model is made of."""
     entry = context.shared.models.find(name)
     if entry is not None and entry.spec.stored and name in entry.spec.adapters:
-        raise HttpError(
-            400, f"{name!r} is a stored model with an adapter of its own: /api/create changes it, /api/delete removes it.",
-            param="lora_name",
-        )  # fmt: skip
+        why = "is a stored model with an adapter of its own: /api/create changes it, /api/delete removes it."
+        raise HttpError(400, f"{name!r} {why}", param="lora_name")
 
 
 def _without(root: str | None, text: str) -> str:
