@@ -429,4 +429,4 @@ def _failure(error: str, request_id: str) -> Exception:
         return HttpError(400, error)
     if error.startswith(OUR_FAULT):
         return HttpError(503, error, retry_after=1)
-    return HttpError(500, f"The request {request_id} could not be computed: {without_folders(str(error))}.")
+    return HttpError(500, f"The request {request_id} could not be computed: {without_folders(error).rstrip('.')}.")

@@ -131,5 +131,5 @@ def test_what_failed_in_an_engine_is_worded_by_whose_fault_it_is() -> None:
 
 
 def test_what_failed_in_an_engine_names_no_folder() -> None:
-    found = describe_error(_failure("/home/me/adapters/own: is not a folder", "1"))
-    assert "/home" not in str(found) and "own: is not a folder" in str(found)
+    found = describe_error(_failure("/home/me/adapters/own: is not a folder.", "1"))
+    assert "/home" not in found.message and found.message.endswith(" own: is not a folder.")

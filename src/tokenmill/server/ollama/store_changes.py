@@ -224,10 +224,9 @@ def spec_of(store: Store, entry: StoredModel, shared: ServerContext, spoken: set
     spoken: the names of all stored models, which none gets for its base (the model without its adapter)."""
     found, models = as_stored(store, entry), shared.models
     options, called = found.options, str(found.options["served_model_name"])
-    while entry.adapter is not None and (
-        called.lower() in spoken or any(map(models.find, with_and_without_tag(called)))
-    ):
-        called += BASE
+    if entry.adapter is not None:
+        while called.lower() in spoken or any(map(models.find, with_and_without_tag(called))):
+            called += BASE
     engine, first = make_config(**{**options, "served_model_name": called}), models.first.spec.engine
     own = {name: options[name] for name in ("device", "threads") if name in options}
     engine = replace(engine, execute=replace(first.execute, **own), files=replace(first.files, **_generation(engine)))
