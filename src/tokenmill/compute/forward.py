@@ -185,7 +185,7 @@ class Weight(Protocol):
         """residual + act(norm(x) @ W.T + bias); delta: what adapters do to the product before its activation."""
         ...
 
-    def open(self, x: Tensor, ctx: ForwardContext) -> Tensor | None: ...
+    def open(self, x: Tensor, ctx: ForwardContext, delta: Delta | None = None) -> Tensor | None: ...
 
     def concat(self, others: list[Any]) -> Weight:
         """[self; others] along out; formats may differ (the result may multiply in parts)."""
@@ -310,8 +310,8 @@ class Kernels(RoundsLines, Protocol):
         float32."""
         ...
 
-    def open_product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        """x @ weight.T + bias in parts [n, T, N] in float32, which `add` and `add_norm` add up; None: better whole."""
+    def open_product(self, x: Tensor, weight: Tensor, bias: Tensor | None, delta: Delta | None) -> Tensor | None:
+        """x @ weight.T + bias (+ delta) in parts [n, T, N] in float32, which readers add up; None: it is better whole."""
         ...
 
     def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:

@@ -101,7 +101,7 @@ class ReferenceKernels:
         y = self.multiply(x if norm is None else self.norm(x, norm), weight, bias)
         return self._around(y, act, residual, delta)
 
-    def open_product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    def open_product(self, x: Tensor, weight: Tensor, bias: Tensor | None, delta: Delta | None) -> Tensor | None:
         """None: whole products are as fast."""
         return None
 

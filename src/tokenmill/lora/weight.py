@@ -105,11 +105,15 @@ class LoraWeight(WeightBase):
         y: Tensor = self.base.matmul(x, ctx, norm=norm, act=act, residual=residual, delta=delta)
         return self._replaced(y, x, ctx, norm, act, residual) if site.whole else y
 
-    def open(self, x: Tensor, ctx: ForwardContext) -> Tensor | None:
-        """As the base, where no adapter takes part."""
+    def open(self, x: Tensor, ctx: ForwardContext, delta: Delta | None = None) -> Tensor | None:
+        """As the base, with what adapters add; where one replaces it, it is not made so."""
         if self._takes_part(ctx):
-            return None
-        found: Tensor | None = self.base.open(x, ctx)
+            rows, site = ctx.rows, self.site
+            assert rows is not None and rows.adapters is not None and site is not None
+            if site.whole:
+                return None
+            delta = Delta(site, x, None, rows.tokens, rows.adapters)
+        found: Tensor | None = self.base.open(x, ctx, delta)
         return found
 
     def _takes_part(self, ctx: ForwardContext) -> bool:

@@ -95,8 +95,8 @@ class WeightBase:
             y = kernels.activate(y, act)
         return y if residual is None else kernels.add(residual, y)
 
-    def open(self, x: Tensor, ctx: ForwardContext) -> Tensor | None:
-        """x @ W.T + bias as parts of a sum (`Kernels.open_product`); None: it is not made so."""
+    def open(self, x: Tensor, ctx: ForwardContext, delta: Delta | None = None) -> Tensor | None:
+        """x @ W.T + bias (and delta) as parts of a sum (`Kernels.open_product`); None: it is not made so."""
         return None
 
     def concat(self, others: list[Weight]) -> Weight:

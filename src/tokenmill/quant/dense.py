@@ -84,11 +84,11 @@ class DenseWeight(WeightBase):
             x, self.table.to(self.dtype), self.bias, norm=norm, act=act, residual=residual, delta=delta
         )
 
-    def open(self, x: Tensor, ctx: ForwardContext) -> Tensor | None:
-        """x @ W.T + bias as parts of a sum, if the backend would have it so."""
+    def open(self, x: Tensor, ctx: ForwardContext, delta: Delta | None = None) -> Tensor | None:
+        """x @ W.T + bias (and delta) as parts of a sum, if the backend would have it so."""
         if self.table is None:
             return None
-        return ctx.kernels.open_product(x, self.table.to(self.dtype), self.bias)
+        return ctx.kernels.open_product(x, self.table.to(self.dtype), self.bias, delta)
 
     def join(self, others: list[Self]) -> Self | None:
         """One matrix. If any part has a bias, missing ones count as zeros."""

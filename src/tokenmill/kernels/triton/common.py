@@ -9,7 +9,6 @@ Must not know: models, plans, layers.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -176,8 +175,7 @@ def _not_while_recording(device: torch.device) -> None:
 
 
 class Scratch:
-    """Memory that kernels of one stream share: partial results, and counters that every kernel leaves at zero; also how
-    many programs of a kernel that was launched are there at once on a multiprocessor (`beside`).
+    """Memory that kernels of one stream share: partial results, and counters that every kernel leaves at zero.
 
     Taken whole before steps are recorded, because a recorded step keeps its addresses.
     """
@@ -185,7 +183,6 @@ class Scratch:
     def __init__(self, floats: int = 1 << 23, counters: int = 1 << 16) -> None:
         self.floats = floats
         self.num_counters = counters
-        self.beside: dict[Hashable, int] = {}
         self._partial: dict[torch.device, Tensor] = {}
         self._counters: dict[torch.device, Tensor] = {}
 

@@ -24,7 +24,7 @@ from tokenmill.kernels.triton.products.chosen import FLOATS, Ways
 from tokenmill.kernels.triton.products.gemv import gemv
 from tokenmill.kernels.triton.products.search import Report
 from tokenmill.kernels.triton.products.steady import steady
-from tokenmill.kernels.triton.products.thin import can_adapt, thin
+from tokenmill.kernels.triton.products.thin import thin
 from tokenmill.kernels.triton.products.ways_by_shape import FEW, Way, stream_cut
 from tokenmill.kernels.triton.pruned.expand import with_zeros
 from tokenmill.kernels.triton.pruned.layout import PrunedMatrix
@@ -71,7 +71,7 @@ class ProductKernels(ReferenceKernels):
                 self.count("unpacked_product", fallback=True)
             return super().product(x, weight, bias, norm=norm, act=act, residual=residual, delta=delta)
         if delta is not None:
-            found = self._within(delta, weight, bias, norm, act, residual)
+            found = self._beside(delta, weight, bias, act, residual)
             if found is None:  # what adapters read is normed already
                 y = self.product(x if norm is None else delta.inputs, weight, bias)
                 found = self._adapted(y, delta, act, residual)
@@ -89,19 +89,29 @@ class ProductKernels(ReferenceKernels):
             weight, bias = weight.rows(every, x.dtype), weight.bias
         return self._library(x, weight, bias, act, residual)
 
-    def open_product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        """x @ weight.T + bias in parts of the sum; None: it is not made so."""
+    def open_product(self, x: Tensor, weight: Tensor, bias: Tensor | None, delta: Delta | None) -> Tensor | None:
+        """x @ weight.T + bias in parts of the sum, with a delta one more; None: it is not made so."""
+        if delta is None:
+            return None if x.shape[0] < 2 else self._parts(x, weight, bias)
+        if delta.site.gains is not None or not self._is_few(delta.site, delta.inputs):
+            return None
+        parts = self._parts(x, weight, bias, shade=True)
+        return None if parts is None else self._behind(parts, delta, None, None, shade=True, open_=True)
+
+    def _parts(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, shade: bool = False) -> Tensor | None:
+        """x @ weight.T + bias in parts of the sum. shade: see `stream`; one part will do. None: it is not made so."""
         if self.launch.steady or not self.launch.fuses or not self.ways.streams(x, weight):
             return None
         cut = stream_cut(x.shape[0], *weight.shape, parts=True)
+        if cut is None and shade:
+            cut = stream_cut(x.shape[0], *weight.shape)
         if cut is None:
             return None
         from tokenmill.kernels.triton.products.stream import stream  # the interpreter cannot load it
 
-        pdl = self.launch.pdl
-        found = self._if_it_fits(
-            "open_product", (x, *weight.shape), lambda: stream(x, weight, bias, None, None, pdl=pdl, cut=cut)
-        )
+        how = {"pdl": self.launch.pdl, "cut": cut, "shade": shade}
+        asked = (x, *weight.shape, shade)
+        found = self._if_it_fits("open_product", asked, lambda: stream(x, weight, bias, None, None, **how))  # type: ignore[arg-type]
         if found is not None:
             self.count("linear")
         return found
@@ -112,9 +122,12 @@ class ProductKernels(ReferenceKernels):
             self.count("adapt", fallback=True)
             return super().adapt(x, site, rows, slots)
         self.count("adapt")
-        if not self.launch.steady and adapted.serves(site, x, self.launch.scratch):
-            return None
-        return self._low(x, site, rows, slots)
+        return None if self._is_few(site, x) else self._low(x, site, rows, slots)
+
+    def _is_few(self, site: AdapterSite, x: Tensor) -> bool:
+        """Do adapters go down and up in one launch?"""
+        steady = self.launch.steady
+        return not steady and adapters.can_adapt(site, x) and adapted.serves(site, x, self.launch.scratch)
 
     def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
         """y [T, N] with what the adapters add."""
@@ -142,30 +155,26 @@ class ProductKernels(ReferenceKernels):
         x = x if x.stride(1) == 1 else x.contiguous()
         return adapters.adapt(x, site, rows, slots, steady=self.launch.steady, pdl=self.launch.pdl)
 
-    def _behind(self, y: Tensor, delta: Delta, act: Act | None, residual: Tensor | None) -> Tensor | None:
+    def _behind(self, y: Tensor, delta: Delta, act: Act | None, residual: Tensor | None, *, shade: bool = False,
+                open_: bool = False) -> Tensor | None:  # fmt: skip
         """What few tokens' adapters do to a product, in one launch; None: the device cannot hold it."""
-        asked, scratch, pdl = (y, delta.inputs, act), self.launch.scratch, self.launch.pdl
-        found = self._if_it_fits("add_delta", asked, lambda: adapted.adapted(y, delta, act, residual, scratch, pdl=pdl))
+        asked, scratch = (y, delta.inputs, act, shade, open_), self.launch.scratch
+        how = {"pdl": self.launch.pdl, "shade": shade, "open_": open_}
+        found = self._if_it_fits("add_delta", asked, lambda: adapted.adapted(y, delta, act, residual, scratch, **how))
         if found is not None:
             self.count("add_delta")
         return found
 
-    def _within(self, delta: Delta, weight: Any, bias: Tensor | None, norm: NormSpec | None, act: Act | None,
-                residual: Tensor | None) -> Tensor | None:  # fmt: skip
-        """A product with its adapters in one launch; None: it is not made so."""
-        x, site = delta.inputs, delta.site
-        if delta.low is not None or not isinstance(weight, Tensor) or not self.launch.fuses:
+    def _beside(self, delta: Delta, weight: Any, bias: Tensor | None, act: Act | None, residual: Tensor | None
+                ) -> Tensor | None:  # fmt: skip
+        """A product whose adapters' part is made while it streams its weight; None: it is not made so."""
+        if delta.low is not None or not isinstance(weight, Tensor) or not self._is_few(delta.site, delta.inputs):
             return None
-        way = self.ways.of(x, weight, bias, norm, act, fused=True, adapted=True)
-        if way[0] != "thin" or not can_adapt(site, act, int(way[1])):
+        parts = self._parts(delta.inputs, weight, bias, shade=True)
+        if parts is None:
             return None
-        x, residual = x.contiguous(), None if residual is None else residual.contiguous()
-        how = {"scratch": self.launch.scratch, "pdl": self.launch.pdl, "config": way[1:7], "delta": delta}
-        asked = (x, *weight.shape, act)
-        found = self._if_it_fits("adapted", asked, lambda: thin(x, weight, bias, None, act, residual, **how))  # type: ignore[arg-type]
-        if found is not None:
-            self.count("linear")
-        return found
+        residual = None if residual is None else residual.contiguous()
+        return self._behind(parts, delta, act, residual, shade=True)
 
     def _if_it_fits(self, op: str, asked: tuple[Any, ...], make: Callable[[], Tensor]) -> Tensor | None:
         """What is made; None: the device cannot hold the kernel, which is said once and not tried again for calls of

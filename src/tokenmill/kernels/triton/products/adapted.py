@@ -1,17 +1,16 @@
-"""Adapters in steps of few tokens. Owns: going down and up within the launch of the product that they change.
+"""Adapters in steps of few tokens. Owns: going down and up in one launch behind the product that they change.
 
-The launch has programs that go down: an item is one part of the sum for some of the step's adapters. The product's
-programs run beside them, wait for their end once their own sums are made, and carry their own columns up: each adapter
-is read once by all programs together, whichever rows have it. Those that go down wait for no other program. They come
-first, or alternate with the others if all are sure to run at once: otherwise a multiprocessor that gets two of them has
-nothing to do afterwards. A row without an adapter costs only a check. Must not know: models, how adapters got into
-their slots.
+The launch has programs that go down: an item is one part of the sum for some of the step's adapters. Others wait for
+their end, and carry a tile of columns up: each adapter is read once by all programs together, whichever rows have it.
+Those that go down come first and wait for no other program. Behind a product that streams its weight (stream.py) all of
+this happens meanwhile: such a product lets this launch go as soon as its rows are there, which adapters read, too. Only
+who reads or ends the sum waits for the product: what adapters add is one part more, or this launch ends the sum. A row
+without an adapter costs only a check. Must not know: models, how adapters got into their slots.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -29,7 +28,6 @@ from tokenmill.kernels.triton.common import (
     plain_act,
     pow2,
     prefetch,
-    properties,
     wait,
 )
 from tokenmill.kernels.triton.products.adapters import FEW, MOST_PARTS, part_of, tiles_of
@@ -37,8 +35,6 @@ from tokenmill.kernels.triton.products.adapters import FEW, MOST_PARTS, part_of,
 _CHUNK, BK_DOWN = 64, 128
 """Entries of a sum that one product on tensor cores takes: on the way up, and down."""
 _MOST_CUTS = 32
-_RESERVED = 1024
-"""Shared memory that the driver takes of each program."""
 
 
 # ---------------------------------------------------------------- which adapters a step has
@@ -64,22 +60,6 @@ def first_rows(slots, BM: tl.constexpr):
 def _at_place(values, firsts, order, place):
     """The value of the row that is the first one of the adapter at this place."""
     return tl.sum(tl.where((firsts > 0) & (order == place), values, 0), axis=0)
-
-
-@triton.jit
-def role(shrinkers, products, mixed):
-    """Does this program go down, and which one is it of those that do what it does? mixed: they take turns, so that
-    a multiprocessor which gets two programs gets one of each."""
-    program = tl.program_id(0)
-    pairs = tl.minimum(shrinkers, products)
-    paired = (mixed > 0) & (program < 2 * pairs)
-    late = (mixed > 0) & (program >= 2 * pairs)
-    first = program < shrinkers
-    shrinks = tl.where(paired, program % 2 == 0, tl.where(late, shrinkers > products, first))
-    index = tl.where(
-        paired, program // 2, tl.where(late, program - pairs, tl.where(first, program, program - shrinkers))
-    )
-    return shrinks, index
 
 
 # ---------------------------------------------------------------- down
@@ -123,6 +103,7 @@ def go_down(
                     x_ptr + m[:, None] * x_stride + k[None, :],
                     mask=(slots == slot)[:, None] & (k < K)[None, :],
                     other=0.0,
+                    cache_modifier=".cg",  # whoever has not waited must not read what an earlier kernel left near
                 )
                 # All lanes: a mask by the adapter's own rank would keep loads from running ahead.
                 w = tl.load(down_ptr + slot.to(tl.int64) * K * LANES + k[:, None] * LANES + lane[None, :],
@@ -207,12 +188,12 @@ def _times_low(acc, w, slot, every, slots, WIDE: tl.constexpr):
 
 @triton.jit
 def come_up(
-    acc, first_w, first_slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, ok, part, most_rank, columns, chunk,
-    step, LANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, CHUNK: tl.constexpr,
+    first_w, first_slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, ok, part, most_rank, columns,
+    LANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, CHUNK: tl.constexpr,
     CUTS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """acc [BN, BM] + up @ down @ x of each row's adapter, for columns n of one part; `chunk` and `step` share the
-    adapters out among programs that have the same columns. first_w: what up_tile gives for the first chunk.
+    """up @ down @ x of each row's adapter [BN, BM], for columns n of one part. first_w: what up_tile gives for the
+    first chunk.
 
     The rows are on the left here: with the columns there these would be asynchronous products, whose operands Triton
     3.6 overwrites too early in two such loops of one program."""
@@ -224,17 +205,17 @@ def come_up(
         every = tl.load(sums_ptr + (CUTS * BM + m[:, None]) * LANES + part * ranks[:, None] + r0 + lane[None, :],
                         mask=(r0 + lane[None, :] < ranks[:, None]) & (slots > 0)[:, None], other=0.0,
                         cache_modifier=".cg")  # fmt: skip
-        start = chunk
+        start = 0
         if r0 == 0:
             more = _times_low(more, first_w, first_slot, every, slots, WIDE)
-            start += step
-        for at in tl.range(start, chunks, step, num_stages=3):
+            start = 1
+        for at in tl.range(start, chunks, num_stages=3):
             w, slot = up_tile(up_ptr, slots, ranks, firsts, order, n, ok, most_rank, columns, at, r0, BR, CHUNK)
             more = _times_low(more, w, slot, every, slots, WIDE)
-    return acc + tl.trans(more)
+    return tl.trans(more)
 
 
-# ---------------------------------------------------------------- behind any product
+# ---------------------------------------------------------------- the launch
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -244,23 +225,24 @@ def _adapted_kernel(
     border1, border2, border3, tiles1, tiles2, tiles3,
     PARTS: tl.constexpr, LANES: tl.constexpr, GAINS: tl.constexpr, RESIDUAL: tl.constexpr, ACT: tl.constexpr,
     GATED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr,
-    EACH: tl.constexpr, CUTS: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr,
-    PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    EACH: tl.constexpr, CUTS: tl.constexpr, CHUNK: tl.constexpr, UNADDED: tl.constexpr, SHADE: tl.constexpr,
+    OPEN: tl.constexpr, WIDE: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program has BN columns of all rows; no tile crosses a border of parts. WIDTH: of the output."""
+    """A program has BN columns of all rows; no tile crosses a border of parts. WIDTH: of the output. UNADDED: y lies in
+    so many parts of a sum; 0: it is whole. SHADE: x may be read at once. OPEN: out is what adapters add, without y."""
     begin(PDL)
     slots = slots_of(rows_ptr, slots_ptr, M, BM)
     firsts = first_rows(slots, BM)
     order = tl.cumsum(firsts, 0) - 1
-    shrinks, tile = role(shrinkers, tl.num_programs(0) - shrinkers, 0)
-    if shrinks:
-        wait(PDL)
+    if tl.program_id(0) < shrinkers:
+        if not SHADE:
+            wait(PDL)
         go_down(x_ptr, x_stride, down_ptr, sums_ptr, count_ptr, slots, firsts, order,
-                tile, shrinkers, K, LANES, BM, BK, BL, EACH, CUTS, WIDE)  # fmt: skip
+                tl.program_id(0), shrinkers, K, LANES, BM, BK, BL, EACH, CUTS, WIDE)  # fmt: skip
         return
     ranks = tl.load(ranks_ptr + slots)
     part, start, end, tile = part_of(
-        tile, columns, WIDTH, border1, border2, border3, tiles1, tiles2, tiles3, PARTS, GATED
+        tl.program_id(0) - shrinkers, columns, WIDTH, border1, border2, border3, tiles1, tiles2, tiles3, PARTS, GATED
     )
     m = tl.arange(0, BM)
     n = start + tile * BN + tl.arange(0, BN)
@@ -269,31 +251,46 @@ def _adapted_kernel(
         ask_for_up(up_ptr, slots, firsts, order, start + tile * BN, most_rank, columns, BM, BN)
         if GATED:
             ask_for_up(up_ptr, slots, firsts, order, start + tile * BN + WIDTH, most_rank, columns, BM, BN)
-    wait(PDL)
-    real = m < M
-    keep = ok[:, None] & real[None, :]
-    at = m[None, :] * columns + n[:, None]
-    y = tl.load(y_ptr + at, mask=keep, other=0.0).to(tl.float32)
-    y = _scaled(y, gains_ptr, shifts_ptr, slots, n, ok, columns, GAINS)
-    if GATED:
-        other = tl.load(y_ptr + at + WIDTH, mask=keep, other=0.0).to(tl.float32)
-        other = _scaled(other, gains_ptr, shifts_ptr, slots, n + WIDTH, ok, columns, GAINS)
+    if not SHADE:
+        wait(PDL)
     w, slot = up_tile(up_ptr, slots, ranks, firsts, order, n, ok, most_rank, columns, 0, 0, BR, CHUNK)
     if GATED:
         w_u, _ = up_tile(up_ptr, slots, ranks, firsts, order, n + WIDTH, ok, most_rank, columns, 0, 0, BR, CHUNK)
     until_down(count_ptr, firsts, shrinkers, tl.num_programs(0) - shrinkers, CUTS)
-    y = come_up(y, w, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, ok, part, most_rank, columns, 0, 1,
-                LANES, BM, BN, BR, CHUNK, CUTS, WIDE)  # fmt: skip
+    more = come_up(w, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, ok, part, most_rank, columns,
+                   LANES, BM, BN, BR, CHUNK, CUTS, WIDE)  # fmt: skip
     if GATED:
-        other = come_up(other, w_u, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n + WIDTH, ok, PARTS - 1,
-                        most_rank, columns, 0, 1, LANES, BM, BN, BR, CHUNK, CUTS, WIDE)  # fmt: skip
+        other_more = come_up(w_u, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n + WIDTH, ok, PARTS - 1,
+                             most_rank, columns, LANES, BM, BN, BR, CHUNK, CUTS, WIDE)  # fmt: skip
+    if SHADE:
+        wait(PDL)  # whoever waits for this launch waits for the product, too
+    real = m < M
+    keep = ok[:, None] & real[None, :]
+    to = m[None, :] * WIDTH + n[:, None]
+    if OPEN:
+        tl.store(out_ptr + to, more, mask=keep)
+        return
+    at = m[None, :] * columns + n[:, None]
+    y = _product_at(y_ptr, at, keep, M * columns, UNADDED)
+    y = _scaled(y, gains_ptr, shifts_ptr, slots, n, ok, columns, GAINS) + more
+    if GATED:
+        other = _product_at(y_ptr, at + WIDTH, keep, M * columns, UNADDED)
+        other = _scaled(other, gains_ptr, shifts_ptr, slots, n + WIDTH, ok, columns, GAINS) + other_more
         y = gated_act(y, other, ACT)
     else:
         y = plain_act(y, ACT)
-    to = m[None, :] * WIDTH + n[:, None]
     if RESIDUAL:
         y += tl.load(residual_ptr + to, mask=keep, other=0.0).to(tl.float32)
     tl.store(out_ptr + to, y.to(out_ptr.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _product_at(y_ptr, at, keep, size, UNADDED: tl.constexpr):
+    """The product there; UNADDED: from so many parts, each of this size."""
+    y = tl.load(y_ptr + at, mask=keep, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, UNADDED):
+        y += tl.load(y_ptr + part * size + at, mask=keep, other=0.0)
+    return y
 
 
 @triton.jit
@@ -340,33 +337,14 @@ def serves(site: AdapterSite, x: Tensor, scratch: Scratch) -> bool:
     return cuts_of(site, x.shape[0]).floats <= scratch.floats // 2
 
 
-def shrinkers_of(programs: int, beside: int) -> int:
-    """Programs that go down beside a product's own, of which so many fit on one multiprocessor: as many as leave those
-    spread evenly."""
+def shrinkers_of(programs: int) -> int:
+    """Programs that go down in front of so many that go up."""
     processors = 1 if INTERPRETED else multiprocessors()
-    if programs <= processors and beside > 1:
-        return processors
-    return max(16, min(processors, (beside * processors - programs) // 16 * 16))
+    return max(16, min(processors, (4 * processors - programs) // 16 * 16))
 
 
-def count_beside(compiled: Any, warps: int) -> int:
-    """How many programs of a compiled kernel fit on one multiprocessor."""
-    have = properties()
-    threads = 32 * warps
-    return int(min(
-        have.regs_per_multiprocessor // (-(-compiled.n_regs // 8) * 8 * threads),
-        have.shared_memory_per_multiprocessor // (-(-compiled.metadata.shared // 128) * 128 + _RESERVED),
-        have.max_threads_per_multi_processor // threads,
-    ))  # fmt: skip
-
-
-def may_mix(programs: int, beside: int | None) -> bool:
-    """May programs that wait for others come before them? Only where all are there at once."""
-    return beside is not None and programs <= beside * multiprocessors()
-
-
-def constants(site: AdapterSite, cuts: Cuts) -> dict[str, int | bool]:
-    """What kernels with adapters must know when they are compiled."""
+def _constants(site: AdapterSite, cuts: Cuts) -> dict[str, int | bool]:
+    """What the kernel must know of the adapters when it is compiled."""
     assert site.down is not None and site.up is not None
     return {
         "PARTS": site.parts, "LANES": cuts.lanes, "BL": max(16, min(64, pow2(cuts.lanes))),
@@ -375,25 +353,28 @@ def constants(site: AdapterSite, cuts: Cuts) -> dict[str, int | bool]:
 
 
 def adapted(
-    y: Tensor, delta: Delta, act: str | None, residual: Tensor | None, scratch: Scratch, *, pdl: bool
-) -> Tensor:
-    """residual + act(y * gain + shift + up @ down @ x); y [T <= 64, N] is the product of delta.inputs."""
+    y: Tensor, delta: Delta, act: str | None, residual: Tensor | None, scratch: Scratch, *,
+    pdl: bool, shade: bool = False, open_: bool = False,
+) -> Tensor:  # fmt: skip
+    """residual + act(y * gain + shift + up @ down @ x); y is the product of delta.inputs [T <= 64, N], or what `stream`
+    makes of it with `shade` [parts + 1, T, N]. open_: make the last of these parts what adapters add, and no more."""
     site, x = delta.site, delta.inputs
     assert site.down is not None and site.up is not None
     x = x if x.stride(1) == 1 else x.contiguous()
     kind, gated = act_parts(act)
-    tokens, width = y.shape[0], site.columns // 2 if gated else site.columns
-    out = torch.empty((tokens, width), dtype=y.dtype, device=y.device)
+    tokens, width = x.shape[0], site.columns // 2 if gated else site.columns
+    out = y[-1] if open_ else torch.empty((tokens, width), dtype=x.dtype, device=y.device)
     block = 64
     borders, tiles = tiles_of(site, block)
     total = triton.cdiv(width, block) if gated or site.parts == 1 else tiles[-1]
-    cuts, shrinkers = cuts_of(site, tokens), shrinkers_of(total, 4)
+    cuts, shrinkers = cuts_of(site, tokens), shrinkers_of(total)
     _adapted_kernel[(shrinkers + total,)](
         x, y, residual, out, site.down, site.up, site.ranks, delta.rows, delta.slots, site.gains, site.shifts,
         scratch.partial(y.device), scratch.counters(y.device), tokens, site.inputs, x.stride(0), site.columns, width,
         site.up.shape[1], shrinkers, *borders, *tiles[:3],
-        **constants(site, cuts), GAINS=site.gains is not None, RESIDUAL=residual is not None, ACT=kind, GATED=gated,
-        BM=cuts.rows, BN=block, BK=BK_DOWN, WIDE=INTERPRETED or y.dtype == torch.float32,
-        PREFETCH=pdl and not INTERPRETED, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        **_constants(site, cuts), GAINS=site.gains is not None, RESIDUAL=residual is not None, ACT=kind, GATED=gated,
+        BM=cuts.rows, BN=block, BK=BK_DOWN, UNADDED=0 if y.ndim == 2 else y.shape[0] - shade, SHADE=shade, OPEN=open_,
+        WIDE=INTERPRETED or x.dtype == torch.float32, PREFETCH=pdl and not INTERPRETED, PDL=pdl, num_warps=4,
+        launch_pdl=pdl,
     )  # fmt: skip
-    return out
+    return y if open_ else out

@@ -60,11 +60,10 @@ class Ways:
         """Ways of operations that were not measured, by their nearest measured one; None: none is near."""
 
     def of(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: NormSpec | None, act: Act | None, *, fused: bool,
-        adapted: bool = False,
-    ) -> Way:  # fmt: skip
-        """How a product of these is made; adapted: with adapters in its launch, as if there were two rows at least."""
-        rows, (out, inner) = max(x.shape[0], 1 + adapted), weight.shape
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: NormSpec | None, act: Act | None, *, fused: bool
+    ) -> Way:
+        """How a product of these is made."""
+        rows, (out, inner) = x.shape[0], weight.shape
         if not x.shape[0] or x.dtype != weight.dtype or x.dtype not in FLOATS or not weight.is_contiguous():
             return ("blas",)
         gated = act_parts(act)[1]
@@ -76,7 +75,7 @@ class Ways:
             if not own or out % 16 or inner % 8 or weight.data_ptr() % 16:
                 return ("blas",)
             return found if rows <= 512 and found else wide_way(rows, out, multiprocessors(), fused=fused)
-        if not adapted and self.streams(x, weight):
+        if rows > 1 and self.streams(x, weight):
             cut = stream_cut(rows, out // 2 if gated else out, inner, gated=gated)
             if cut is not None:
                 return "stream", *cut

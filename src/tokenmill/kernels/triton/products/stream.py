@@ -4,7 +4,8 @@ One warp copies: it keeps a ring of tiles of the weight and of the rows full, fr
 the first tiles of the weight before it waits for the launch before it. The others multiply what lies there. No program
 waits for another: what parts of K there are stay unadded, and the operation behind the product, which reads every
 number anyway, adds them. (A program that adds up what others made is there 3 to 6 us longer than these, and so long
-the next product cannot ask for its weight.) Must not know: layers. Not for the interpreter.
+the next product cannot ask for its weight.) What adapters add is made meanwhile, by the launch behind (adapted.py).
+Must not know: layers. Not for the interpreter.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ def _ask_weight(
 def _copy(
     x_desc, w_desc, x_ring, w_ring, full, free, N, pieces, steps,
     BN: gl.constexpr, HEIGHT: gl.constexpr, GATED: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr,
-    BYTES: gl.constexpr, PDL: gl.constexpr,
+    BYTES: gl.constexpr, SHADE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp. BYTES: all that comes for a step."""
+    """The copying warp. BYTES: all that comes for a step. SHADE: the next launch begins when the rows are there."""
     first = _first_of(gl.program_id(0), pieces)
     count = (_first_of(gl.program_id(0) + 1, pieces) - first) * steps
     for i in gl.static_range(STAGES):
@@ -64,6 +65,8 @@ def _copy(
             mbarrier.expect(full.index(i), BYTES)
             _ask_weight(w_desc, full.index(i), w_ring.index(i), piece // SPLIT * HEIGHT, column, N, BN, HEIGHT, GATED)
     wait(PDL)
+    if SHADE:
+        begin(PDL)
     for i in gl.static_range(STAGES):
         if i < count:
             column = ((first + i // steps) % SPLIT * steps + i % steps) * 64
@@ -152,9 +155,11 @@ def _multiply(
 def _stream_kernel(
     x_desc, w_desc, bias_ptr, residual_ptr, out_ptr, M, N, pieces, steps,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, HEIGHT: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
-    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr, SHADE: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
-    begin(PDL)
+    if not SHADE:
+        begin(PDL)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BN, BK], w_desc.layout)
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BM, BK], x_desc.layout)
     full, free = make_signs(STAGES, 1)
@@ -163,7 +168,8 @@ def _stream_kernel(
             (_multiply, (x_ring, w_ring, full, free, bias_ptr, residual_ptr, out_ptr, M, N, pieces, steps,
                          BM, BN, HEIGHT, ACT, GATED, BIAS, RESIDUAL, SPLIT, STAGES, PDL)),
             (_copy, (x_desc, w_desc, x_ring, w_ring, full, free, N, pieces, steps,
-                     BN, HEIGHT, GATED, SPLIT, STAGES, 2 * BK * (BM + (2 * HEIGHT if GATED else HEIGHT)), PDL)),
+                     BN, HEIGHT, GATED, SPLIT, STAGES, 2 * BK * (BM + (2 * HEIGHT if GATED else HEIGHT)), SHADE,
+                     PDL)),
         ],
         [1],
         [24],
@@ -171,26 +177,29 @@ def _stream_kernel(
 
 
 def stream(
-    x: Tensor, weight: Tensor, bias: Tensor | None, act: str | None, residual: Tensor | None, *, pdl: bool, cut: Cut
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None, act: str | None, residual: Tensor | None, *, pdl: bool, cut: Cut,
+    shade: bool = False,
+) -> Tensor:  # fmt: skip
     """x [M <= 64, K], weight [N, K] (`may_stream`) -> residual + act(x @ weight.T + bias) [M, N]; cut in parts, these
-    in float32 [parts, M, N], without a residual."""
+    in float32 [parts, M, N], without a residual. shade: in parts, however many, and with room for one more behind them;
+    the next launch may read x without waiting, and must end after this one."""
     rows, inner = x.shape
     kind, gated = act_parts(act)
     width = weight.shape[0] // 2 if gated else weight.shape[0]
     block_n, height, split, stages = cut
-    assert split == 1 or (act is None and residual is None)
+    assert (split == 1 and not shade) or (act is None and residual is None)
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous()
     block_m, box = max(16, pow2(rows)), min(64, height & -height)
     pieces = -(-width // height) * split
-    shape, dtype = ((rows, width), x.dtype) if split == 1 else ((split, rows, width), torch.float32)
+    whole = split == 1 and not shade
+    shape, dtype = ((rows, width), x.dtype) if whole else ((split + shade, rows, width), torch.float32)
     out = torch.empty(shape, dtype=dtype, device=x.device)
     _stream_kernel[(min(pieces, multiprocessors()),)](
         _described(x, block_m), _described(weight, box), bias, residual, out, rows, width, pieces,
         -(-inner // (BK * split)), BM=block_m, BN=block_n, BK=BK, HEIGHT=height, ACT=kind, GATED=gated,
-        BIAS=bias is not None, RESIDUAL=residual is not None, SPLIT=split, STAGES=stages, PDL=pdl, num_warps=4,
-        maxnreg=_REGISTERS, launch_pdl=pdl,
+        BIAS=bias is not None, RESIDUAL=residual is not None, SPLIT=split, STAGES=stages, SHADE=shade, PDL=pdl,
+        num_warps=4, maxnreg=_REGISTERS, launch_pdl=pdl,
     )  # fmt: skip
     return out
 

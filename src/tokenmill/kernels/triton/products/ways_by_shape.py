@@ -137,7 +137,7 @@ def may_stream(x: Tensor, weight: Tensor) -> bool:
     """Does Hopper's copy engine take both for stream.py? (Of rows that are no whole lines, a copy is made.)"""
     typed = x.dtype == weight.dtype and x.dtype in (torch.bfloat16, torch.float16)
     lines = weight.is_contiguous() and weight.shape[1] % 8 == 0 and weight.data_ptr() % 16 == 0
-    return typed and lines and x.ndim == 2 and 1 < x.shape[0] <= FEW
+    return typed and lines and x.ndim == 2 and 0 < x.shape[0] <= FEW
 
 
 def stream_cut(rows: int, width: int, inner: int, *, gated: bool = False, parts: bool = False) -> Cut | None:
