@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -93,9 +94,10 @@ class Fitter:
         for module, low in adapter.tables.items():
             self._table(module, low)
         for module, low in adapter.stacked.items():
-            for expert, place, part in stacked(self.sites, adapter, module, low):
-                self._low(expert, place, part)
-            if self.sites.partial and not self.sites.numbers(_stem(module)):
+            for expert, part in shared_out(self.sites, adapter, module, low, partial=self.sites.partial):
+                for place in self.sites.find(expert):
+                    self._low(expert, place, part)
+            if self.sites.partial and not self.sites.numbers(stem(module)):
                 self.unknown[module] = f"{adapter.where}: {module[:160]} fits no stacked experts of this model."
         for module, tensors in adapter.whole.items():
             self._whole(module, dict(tensors))
@@ -253,26 +255,37 @@ def _norms(place: SitePart, down: Tensor, up: Tensor) -> Tensor:
     return torch.cat(found)
 
 
-def _stem(module: str) -> str:
+def stem(module: str) -> str:
     """A stack's own name."""
     return re.sub(r"(\.base_layer)+$", "", module)
 
 
-def stacked(sites: Sites, adapter: Adapter, module: str, low: LowRank) -> Iterator[tuple[str, SitePart, LowRank]]:
-    """Experts that were trained as one parameter [experts, ...]: each one's share, under its own name.
+class Stored(Protocol):
+    """Where the matrices of experts lie."""
+
+    def numbers(self, prefix: str) -> list[int]: ...
+    def source(self, module: str) -> Source | None: ...
+
+
+def shared_out(
+    stored: Stored, adapter: Adapter, module: str, low: LowRank, *, partial: bool
+) -> Iterator[tuple[str, LowRank]]:
+    """Experts that were trained as one parameter [experts, ...]: each one's share, under its own name. partial: some
+    may lie elsewhere.
 
     Of `up` [out, r * experts] expert e has every experts-th column; of `down` [r * experts, in] its own r rows."""
-    prefix = _stem(module)
-    own = sites.numbers(prefix)
-    if not own and sites.partial:
+    prefix = stem(module)
+    own = stored.numbers(prefix)
+    if not own and partial:
         return
     for names in (("gate_up_proj",), ("gate_proj", "up_proj"), ("down_proj",), ("up_proj",)):
-        found = [sites.find(f"{prefix}.{own[0] if own else 0}.{name}") for name in names]
-        if not all(found):
+        found = [stored.source(f"{prefix}.{own[0] if own else 0}.{name}") for name in names]
+        sources = [each for each in found if each is not None]
+        if len(sources) < len(names):
             continue
-        shape = sum(each[0].source.shape[0] for each in found), found[0][0].source.shape[1]
+        shape = sum(each.shape[0] for each in sources), sources[0].shape[1]
         made = low.up.shape[0], low.down.shape[1]
-        turned = found[0][0].source.flipped and made == shape[::-1]
+        turned = sources[0].flipped and made == shape[::-1]
         if turned or made == shape:
             break
     else:
@@ -281,7 +294,7 @@ def stacked(sites: Sites, adapter: Adapter, module: str, low: LowRank) -> Iterat
     config = adapter.config
     assert config is not None, "stacked experts come in PEFT's folders alone"
     rank = config.rank_of(parameter)
-    count = low.down.shape[0] // rank if sites.partial else len(own)
+    count = low.down.shape[0] // rank if partial else len(own)
     if low.down.shape[0] != rank * count:
         raise ModelError(f"{adapter.where}: {parameter} has {low.down.shape[0]} rows, not {rank} for {count} experts.")
     scale = config.scale_of(parameter, rank)
@@ -290,9 +303,7 @@ def stacked(sites: Sites, adapter: Adapter, module: str, low: LowRank) -> Iterat
         downs, ups = ups.mT, downs.mT
     for expert in own:
         start = 0
-        for name in names:
-            path = f"{prefix}.{expert}.{name}"
-            for place in sites.find(path):
-                rows = place.source.shape[0]
-                yield path, place, LowRank(downs[expert], ups[expert, start : start + rows], scale)
-            start += sites.find(path)[0].source.shape[0]
+        for name, source in zip(names, sources, strict=True):
+            rows = source.shape[0]
+            yield f"{prefix}.{expert}.{name}", LowRank(downs[expert], ups[expert, start : start + rows], scale)
+            start += rows

@@ -20,9 +20,11 @@ from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.checkpoint.new_folder import check_free, new_folder
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
+from tokenmill.lora.fit import shared_out, stem
 from tokenmill.lora.names import Names
 from tokenmill.lora.peft import WIDE, Adapter, LowRank, all_finite
 from tokenmill.lora.store import read_adapter
+from tokenmill.lora.weight import Source
 from tokenmill.models.family_of import names_of, settled
 from tokenmill.quant.convert import checked, copy_rest, kept, write_json
 
@@ -101,23 +103,43 @@ class _Base:
 
     def find(self, adapter: Adapter, module: str, end: str) -> tuple[str, tuple[int, ...]]:
         """A tensor's name and shape; refused where there is none."""
+        found = self._stored(module, end)
+        if found is not None:
+            return found
+        why = "is it another model's adapter?"
+        if end == "bias" and self._stored(module, "weight") is not None:
+            why = "only an unmerged adapter can bring one (serve --lora-modules)."
+        raise ModelError(f"{adapter.where}: the base has no {end} of {module[:160]}: {why}")
+
+    def _stored(self, module: str, end: str) -> tuple[str, tuple[int, ...]] | None:
         path, ends = self.names.find(module), self.ends
         name = f"{path}.{end}"
         stored = ends.embedding if ends.tied and name == ends.head else name
         shape = self.checkpoint.shape(stored) if path is not None and self.checkpoint.has(stored) else None
-        if shape is None:
-            raise ModelError(
-                f"{adapter.where}: the base has no {end} of {module[:160]}: is it another model's adapter?"
-            )
-        return name, tuple(shape)
+        return None if shape is None else (name, tuple(shape))
+
+    def source(self, path: str) -> Source | None:
+        """A stored matrix."""
+        found = self._stored(path, "weight")
+        return None if found is None else Source(path, (found[1][0], found[1][1]))
+
+    def numbers(self, prefix: str) -> list[int]:
+        """The experts of a mixture that are stored one by one."""
+        return self.names.numbers(prefix)
 
 
 def _changes(adapter: Adapter, base: _Base, *, transposed: bool) -> dict[str, Change]:
     """Tensor name -> what becomes of it; refused where the base has no such tensor, or another shape."""
-    if adapter.stacked:
-        raise ModelError(f"{adapter.where}: stacked experts (target_parameters) cannot be merged here: PEFT can.")
     changes = _replaced(adapter, base)
-    for module, low in {**adapter.linear, **adapter.tables}.items():
+    experts: list[tuple[str, LowRank]] = []
+    for module, low in adapter.stacked.items():
+        if not base.numbers(stem(module)):
+            raise ModelError(
+                f"{adapter.where}: the base holds all experts of {module[:160]} in one tensor, which cannot be merged "
+                "here: PEFT can."
+            )
+        experts += shared_out(base, adapter, module, low, partial=False)
+    for module, low in (*adapter.linear.items(), *adapter.tables.items(), *experts):
         name, shape = base.find(adapter, module, "weight")
         flipped = module in adapter.tables or (transposed and name != base.ends.head)
         wanted = (low.down.shape[1], low.up.shape[0]) if flipped else (low.up.shape[0], low.down.shape[1])

@@ -67,3 +67,10 @@ class Names:
             if key is not None and self.tails.get(key) is not None:
                 return self.tails[key]
         return None
+
+    def numbers(self, prefix: str) -> list[int]:
+        """The experts of the mixture `prefix`."""
+        stems = [path.rpartition(".")[0].rpartition(".") for path in self.exact if ".experts." in path]
+        every = sorted({int(number) for _, _, number in stems if number.isdigit()})
+        kinds = ("gate_up_proj", "gate_proj", "down_proj", "w1")
+        return [e for e in every if any(self.find(f"{prefix}.{e}.{kind}") is not None for kind in kinds)]

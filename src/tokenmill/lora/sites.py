@@ -186,10 +186,11 @@ class Sites:
 
     def numbers(self, prefix: str) -> list[int]:
         """Which experts of the mixture `prefix` are here."""
-        stems = [path.rpartition(".")[0].rpartition(".") for path in self.places if ".experts." in path]
-        every = sorted({int(number) for _, _, number in stems if number.isdigit()})
-        kinds = ("gate_up_proj", "gate_proj", "down_proj", "w1")
-        return [e for e in every if any(self.find(f"{prefix}.{e}.{kind}") for kind in kinds)]
+        return self.names.numbers(prefix)
+
+    def source(self, module: str) -> Source | None:
+        """The stored matrix of this module."""
+        return next((place.source for place in self.find(module)), None)
 
     @property
     def names(self) -> Names:

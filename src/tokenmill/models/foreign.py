@@ -236,14 +236,20 @@ def _fix_rotation(model: Any, b: Build) -> None:
     """Fix frequencies that depend on a sequence's length to those of this run's longest sequence. Otherwise stored keys
     would change their meaning, and a row would rotate like the longest row beside it."""
     longest = torch.tensor([[b.max_positions - 1]], device=b.device)
+    one, x = torch.ones_like(longest), torch.zeros(1, device=b.device)
     for module in model.modules():
         rope_type = getattr(module, "rope_type", None)
         kinds = rope_type if isinstance(rope_type, dict) else {None: rope_type}
         if not any("dynamic" in str(kind) or kind == "longrope" for kind in kinds.values()):
             continue
-        for layer in kinds:
-            module(torch.zeros(1, device=b.device), longest, **({} if layer is None else {"layer_type": layer}))
+        named: list[dict[str, Any]] = [{} if layer is None else {"layer_type": layer} for layer in kinds]
+        for layer in named:
+            module(x, longest, **layer)
         module.rope_type = dict.fromkeys(kinds, "default") if isinstance(rope_type, dict) else "default"
+        for layer in named:
+            alone, beside = (module(x, at, **layer) for at in (one, torch.cat((one, longest), dim=1)))
+            if not all(torch.equal(own, both[:, :1]) for own, both in zip(alone, beside, strict=True)):
+                raise ModelError("its rotation changes with the length of a run")
 
 
 @contextlib.contextmanager

@@ -37,6 +37,15 @@ from tokenmill.server.switch.schemas import ModelRequest
 from tokenmill.server.tgi import schemas as tgi
 
 OBJECTS: dict[str, tuple[str, dict[str, str]]] = {
+    "openai.ToolChoice": (
+        "type function allowed_tools",
+        {"function": "openai.ChosenFunction", "allowed_tools": "openai.AllowedTools"},
+    ),
+    "openai.ChosenFunction": ("name", {}),
+    "openai.AllowedTools": ("mode tools", {"tools": "openai.AllowedTool"}),
+    "openai.AllowedTool": ("type function", {"function": "openai.ChosenFunction"}),
+    "responses.ToolChoice": ("type name mode tools", {"tools": "responses.AllowedTool"}),
+    "responses.AllowedTool": ("type name", {}),
     "responses.Item": (
         "type role content name arguments call_id output encrypted_content",
         {"content": "responses.Part", "output": "responses.Part"},

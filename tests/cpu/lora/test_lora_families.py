@@ -180,6 +180,8 @@ MERGED: dict[str, tuple[str, dict[str, Any]]] = {
                                        "init_lora_weights": True}),
     "flipped": ("gpt2-by-depth", {"target_modules": ["c_attn", "c_proj", "lm_head"], "use_rslora": True}),
     "flipped DoRA": ("gpt2", {"target_modules": ["c_fc"], "use_dora": True, "modules_to_save": ["attn.c_proj"]}),
+    "stacked experts": ("qwen3-moe", {"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+                                      "target_modules": ["o_proj"], "rank_pattern": {r".*down_proj": 3}}),
 }  # fmt: skip
 
 

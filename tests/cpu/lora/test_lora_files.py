@@ -279,6 +279,16 @@ def test_what_the_base_type_cannot_hold_is_not_merged(base: Path, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
+def test_a_bias_that_the_base_has_no_place_for_is_not_merged(base: Path, tmp_path: Path) -> None:
+    from tokenmill.lora.merge import merge
+
+    folder = write_adapter(tmp_path / "one", base, modules=("q_proj",), lora_bias=True)
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    hold(**{f"{layer}.lora_B.bias": torch.ones(128)})(folder)
+    with pytest.raises(UserError, match=r"has no bias of .*q_proj: only an unmerged adapter can bring one"):
+        merge(base, folder, tmp_path / "merged")
+
+
 @pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.0.self_attn.q_proj.weight"])
 def test_a_damaged_base_is_refused_whether_the_adapter_changes_it_or_not(name: str, tmp_path: Path) -> None:
     from tokenmill.lora.merge import merge

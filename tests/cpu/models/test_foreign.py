@@ -83,18 +83,24 @@ def test_a_row_does_not_rotate_as_its_company_or_its_length_say(rope, tmp_path):
     assert (found["b"] - ours(model, {"b": prompts["b"]}, [[("b", 9)]])["b"]).abs().max() <= 1e-4
 
 
+PHIMOE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "short_mscale": 1.2,
+          "long_mscale": 1.3, "original_max_position_embeddings": 40, "rope_theta": 1e4}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("config", "why"),
     [
+        (hf.PhimoeConfig(**{**SMALL, "max_position_embeddings": 128}, num_local_experts=2, rope_parameters=PHIMOE),
+         "its rotation changes with the length of a run"),
         (hf.MambaConfig(vocab_size=67, hidden_size=32, num_hidden_layers=1), "takes no positions"),
         (hf.Qwen3NextConfig(**{**SMALL, "layer_types": ["linear_attention", "full_attention"]}, head_dim=8,
                             linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=8,
                             linear_value_head_dim=8, num_experts=2, moe_intermediate_size=8,
                             num_experts_per_tok=1, shared_expert_intermediate_size=8), "layers of other kinds"),
     ],
-    ids=["mamba", "qwen3_next"],
+    ids=["phimoe", "mamba", "qwen3_next"],
 )  # fmt: skip
-def test_states_and_masks_of_their_own_are_refused(config, why, tmp_path):
+def test_states_masks_and_lengths_of_their_own_are_refused(config, why, tmp_path):
     assert why in verdict(config, tmp_path)
 
 

@@ -14,6 +14,11 @@ USE = {"type": "tool_use", "id": "c1", "name": "look", "input": {"a": 1}}
 RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "x"}
 DEFINITION = {"name": "look", "description": "Look.", "parameters": SCHEMA, "strict": False}
 
+NAMED: dict[str, Any] = {"type": "function", "function": {"name": "look"}}
+OTHER_NAMED: dict[str, Any] = {"type": "function", "function": {"name": "hear"}}
+HEAR = {"type": "function", "name": "hear"}
+FREELY: dict[str, Any] = {"type": "allowed_tools", "mode": "auto", "tools": [{**HEAR, "name": "look"}]}
+
 
 def _chat(before: dict[str, Any], after: dict[str, Any], **more: Any) -> Bodies:
     """Two messages."""
@@ -44,6 +49,23 @@ def _call(before: dict[str, Any], after: dict[str, Any]) -> Bodies:
 def _tool(before: dict[str, Any], after: dict[str, Any], choice: str = "auto") -> Bodies:
     first, second = ({"messages": [USER], "tools": [each], "tool_choice": choice} for each in (before, after))
     return CHAT, first, second
+
+
+def _choose(before: dict[str, Any], after: dict[str, Any]) -> Bodies:
+    first, second = ({"messages": [USER], "tools": [TOOL, OTHER], "tool_choice": each} for each in (before, after))
+    return CHAT, first, second
+
+
+def _allow(**change: Any) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED], **change}}
+
+
+def _pick(before: dict[str, Any], after: dict[str, Any]) -> Bodies:
+    tools = [{"type": "function", **each["function"]} for each in (TOOL, OTHER)]
+    first, second = (
+        {"input": "Hi", "tools": tools, "tool_choice": {"type": "function", **each}} for each in (before, after)
+    )
+    return RESPONSES, first, second
 
 
 def _item(before: dict[str, Any], after: dict[str, Any], *earlier: dict[str, Any]) -> Bodies:
@@ -179,6 +201,30 @@ INSIDE: dict[str, dict[str, Bodies]] = {
         "description": _function("description", "a", "b"),
         "parameters": _function("parameters", SCHEMA, LONGER),
         "strict": _function("strict", False, True),
+    },
+    "openai.ToolChoice": {
+        "type": _choose(NAMED, {**NAMED, "type": "allowed_tools"}),
+        "function": _choose(NAMED, {**NAMED, "function": {"name": "hear"}}),
+        "allowed_tools": _choose(_allow(), _allow(mode="required")),
+    },
+    "openai.ChosenFunction": {"name": _choose(NAMED, {**NAMED, "function": {"name": "hear"}})},
+    "openai.AllowedTools": {
+        "mode": _choose(_allow(), _allow(mode="required")),
+        "tools": _choose(_allow(mode="required"), _allow(mode="required", tools=[OTHER_NAMED])),
+    },
+    "openai.AllowedTool": {
+        "type": _choose(_allow(), _allow(tools=[{**NAMED, "type": "custom"}])),
+        "function": _choose(_allow(mode="required"), _allow(mode="required", tools=[OTHER_NAMED])),
+    },
+    "responses.ToolChoice": {
+        "type": _pick({"name": "look"}, {"type": "custom", "name": "look"}),
+        "name": _pick({"name": "look"}, {"name": "hear"}),
+        "mode": _pick(FREELY, {**FREELY, "mode": "required"}),
+        "tools": _pick({**FREELY, "mode": "required"}, {**FREELY, "mode": "required", "tools": [HEAR]}),
+    },
+    "responses.AllowedTool": {
+        "type": _pick(FREELY, {**FREELY, "tools": [{"type": "custom", "name": "look"}]}),
+        "name": _pick({**FREELY, "mode": "required"}, {**FREELY, "mode": "required", "tools": [HEAR]}),
     },
     "responses.Item": {
         "type": _item({"type": "message", **USER}, {"type": "reasoning", **USER, "content": []}),

@@ -163,8 +163,8 @@ def _push_norm_kernel(
         x = _own_part(x_ptr, first, rows, d, real, D, PARTS, out_ptr.dtype.element_ty)
         bits = _send(x, real, buffers, slot, slot_size, at, RANK, RANKS, EMPTY)
         _add_row_up(
-            bits, residual, g, slot, first, at, d, real, used & (d >= 0), out_ptr, normed_ptr, buffers[RANK], D, slot_size,
-            scale, within_ptr, within_bias_ptr, within_eps, norm_bias_ptr, norm_eps,
+            bits, residual, g, slot, first, at, d, real, used & (d >= 0), out_ptr, normed_ptr, buffers[RANK], D,
+            slot_size, scale, within_ptr, within_bias_ptr, within_eps, norm_bias_ptr, norm_eps,
             WITHIN, WITHIN_BIAS, WITHIN_OFFSET, NORM, NORM_BIAS, RANK, RANKS, EMPTY, SLOTS, PLAIN,
         )  # fmt: skip
         tl.store(turn + first * blocks, (slot + 1) % SLOTS, mask=used)
@@ -201,7 +201,8 @@ def push_norm(
 ) -> tuple[Tensor, Tensor]:
     """residual + scale * within(the sum of every rank's x), rows [T, D] in 16-bit floats, and what a norm makes of it.
 
-    x is of residual's type, or lies in parts of a sum [parts, T, D] in float32. See push_sum; rows begin with blocks: D rounded up to BLOCK, times T, is no more than slot_size."""
+    x is of residual's type, or lies in parts of a sum [parts, T, D] in float32. Buffers: see push_sum; rows begin with
+    blocks: D rounded up to BLOCK, times T, is no more than slot_size."""
     out, normed = torch.empty_like(residual), torch.empty_like(residual)
     rows, width = residual.shape
     blocks = pow2(triton.cdiv(width, BLOCK))
@@ -212,7 +213,8 @@ def push_norm(
         x, residual, out, normed, buffers, turns, rows, width, slot_size, float(scale),
         **stored_norm(within, "within"), **stored_norm(norm, "norm"),
         RANK=rank, RANKS=buffers.numel(), BLOCK=BLOCK, BLOCKS=blocks, EMPTY=EMPTY, SLOTS=SLOTS,
-        PARTS=0 if x.ndim == 2 else x.shape[0], PLAIN=within is None and scale == 1.0, ONE=rows == programs, PDL=pdl, num_warps=warps, maxnreg=registers,
+        PARTS=0 if x.ndim == 2 else x.shape[0], PLAIN=within is None and scale == 1.0, ONE=rows == programs, PDL=pdl,
+        num_warps=warps, maxnreg=registers,
         launch_pdl=pdl,
     )  # fmt: skip
     return out, normed

@@ -19,6 +19,7 @@ from tokenmill.server.fields import (
     MOST_PARTS,
     MOST_TEXTS,
     MOST_TOOLS,
+    Inside,
     Label,
     Metadata,
     check_text,
@@ -240,7 +241,9 @@ class ChatRequest(SamplingFields):
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
     tools: Annotated[list[Tool], few(MOST_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    tool_choice: Literal["none", "auto", "required"] | Annotated[dict[str, Any], Inside("openai.ToolChoice")] | None = (
+        None
+    )
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     echo: bool = False

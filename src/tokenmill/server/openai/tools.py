@@ -82,7 +82,8 @@ def _choice(given: Any) -> tuple[str, str | None, list[str] | None]:
 
 
 def _name(tool: Any) -> str | None:
-    function = tool.get("function") if isinstance(tool, dict) else None
+    known = isinstance(tool, dict) and tool.get("type", "function") == "function"
+    function = tool.get("function") if known else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None
 

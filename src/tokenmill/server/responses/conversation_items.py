@@ -50,7 +50,7 @@ def messages_of(items: list[Item], place: str = "input") -> Messages:
             case "function_call_output":
                 if item.get("output") is None:
                     raise ParameterError(f"{where}.output is missing.", param=f"{where}.output")
-                output = _content(item["output"], where)
+                output = _content(item["output"], where, "output")
                 found.append({"role": "tool", "tool_call_id": _string(item, "call_id", where), "content": output})
             case "reasoning":
                 _join(found, {"role": "assistant", "content": "", "reasoning": _thought(item, where)})
@@ -136,11 +136,11 @@ def _join(found: Messages, message: dict[str, Any]) -> None:
         last["tool_calls"] = calls
 
 
-def _content(content: Any, where: str) -> str:
+def _content(content: Any, where: str, field: str = "content") -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise ParameterError(f"{where}: content must be text or a list of parts.", param=where)
+        raise ParameterError(f"{where}: {field} must be text or a list of parts.", param=where)
     for part in content:
         if part.get("type") not in _TEXTS:
             raise ParameterError(

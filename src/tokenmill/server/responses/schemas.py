@@ -76,7 +76,9 @@ class TalkRequest(BaseModel):
     reasoning: Reasoning | None = None
     text: Text | None = None
     tools: Annotated[list[dict[str, Any]], few(MOST_TOOLS), Inside("responses.Tool")] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | Annotated[dict[str, Any], Inside("responses.ToolChoice")] | None
+    ) = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
@@ -258,6 +260,6 @@ def _choice(given: Any) -> Any:
         return {"type": "function", "function": {"name": given.get("name")}}
     if given.get("type") == "allowed_tools":
         allowed = objects(given, "tools", "tool_choice")
-        tools = [{"type": "function", "function": {"name": tool.get("name")}} for tool in allowed]
+        tools = [{"type": tool.get("type", "function"), "function": {"name": tool.get("name")}} for tool in allowed]
         return {"type": "allowed_tools", "allowed_tools": {"mode": given.get("mode"), "tools": tools}}
     return given
