@@ -66,7 +66,7 @@ def test_kernels(dtype, tokens, widths, act, residual, gains):
 @pytest.mark.parametrize(("widths", "inputs", "act"), [
     ([2048, 512, 512], 2048, None), ([2048], 5632, None), ([5632, 5632], 2048, "silu_mul"),
 ], ids=["qkv", "down", "gate and up"])  # fmt: skip
-def test_products_with_their_adapters_in_one_launch(widths, inputs, act, tokens, distinct):
+def test_products_with_their_adapters_in_their_shade(widths, inputs, act, tokens, distinct):
     """Against float32, twice, so that counters that were left behind would show; then as a recording."""
     from tokenmill.kernels.triton import TritonKernels
 
@@ -101,8 +101,12 @@ def test_products_with_their_adapters_in_one_launch(widths, inputs, act, tokens,
     for _ in range(3):
         graph.replay()
     assert torch.equal(found, run(x, beside))
-    if tokens <= 32:  # of more, cuBLAS may be the faster way
-        assert "add_delta" not in kernels.counters(), "one launch"
+    opened = kernels.open_product(x, weight, None, Delta(site, x, None, rows, slots))
+    if opened is not None:  # of more parts than one, or of a shape that streams whole
+        wide = Delta(site, x.float(), plain.adapt(x.float(), site, rows, slots), rows, slots)
+        expected = plain.add_delta(x.float() @ weight.float().t(), wide)
+        assert float((opened.sum(0) - expected).norm() / expected.norm()) < 1e-2
+    assert not kernels.launch.scratch.counters(x.device).any()
 
 
 @pytest.mark.parametrize("options", [

@@ -311,7 +311,7 @@ class Kernels(RoundsLines, Protocol):
         ...
 
     def open_product(self, x: Tensor, weight: Tensor, bias: Tensor | None, delta: Delta | None) -> Tensor | None:
-        """x @ weight.T + bias (+ delta) in parts [n, T, N] in float32, which readers add up; None: it is better whole."""
+        """x @ weight.T + bias (+ delta) in parts [n, T, N] in float32, which readers add up; None: better whole."""
         ...
 
     def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:

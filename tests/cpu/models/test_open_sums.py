@@ -8,6 +8,7 @@ import pytest
 import torch
 from families_helpers import CASES, prompt
 from family_cases import ALL
+from open_helpers import Opened
 from parity import load, make, ours
 from ranks_helpers import Shared, ThreadGroup
 from torch import Tensor
@@ -16,22 +17,6 @@ from tokenmill.kernels.reference import ReferenceKernels
 
 PARALLEL = ("falcon-7b", "falcon-40b", "falcon-11b", "gpt-neox")
 """Families that add up attention and network by themselves."""
-
-
-class Opened(ReferenceKernels):
-    """Every product that may be left in parts is: three of K, in float32."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.opened = 0
-
-    def open_product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        self.opened += 1
-        cuts = zip(x.float().tensor_split(3, 1), weight.float().tensor_split(3, 1), strict=True)
-        parts = torch.stack([a @ b.t() for a, b in cuts])
-        if bias is not None:
-            parts[0] += bias
-        return parts
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -13,7 +13,9 @@ from tests.cpu.triton.triton_adapters_helpers import make_site
 
 from tokenmill.compute.adapters import AdapterSite, Delta
 from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.common import Scratch
 from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.kernels.triton.products.adapted import adapted
 
 PLAIN = ReferenceKernels()
 
@@ -71,7 +73,7 @@ def test_long_sums_and_many_tokens() -> None:
     assert float((plain - ours).abs().max() / plain.abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("gains", [False, True], ids=["within the product", "behind it"])
+@pytest.mark.parametrize("gains", [False, True], ids=["plain", "with gains"])
 @pytest.mark.parametrize(
     ("widths", "act"), [([64, 32, 32], None), ([64], "gelu"), ([32, 32], "silu_mul")], ids=["q, k, v", "one", "gated"]
 )
@@ -83,7 +85,7 @@ def test_more_adapters_than_one_tile_takes(widths: list[int], act: str | None, g
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 64])
-def test_few_tokens_are_one_launch_and_leave_counters_at_zero(tokens: int) -> None:
+def test_few_tokens_have_one_launch_behind_their_product_and_leave_counters_at_zero(tokens: int) -> None:
     site, kernels = make_site([64], 600, [4, 16, 8], gains=False), TritonKernels()
     x, weight = torch.randn(tokens, 600), torch.randn(64, 600)
     rows, slots = torch.arange(tokens), torch.arange(tokens, dtype=torch.int32) % 4
@@ -91,7 +93,7 @@ def test_few_tokens_are_one_launch_and_leave_counters_at_zero(tokens: int) -> No
     delta = Delta(site, x, None, rows, slots)
     kernels.product(x, weight, delta=delta)
     counted = {op: n["calls"] for op, n in kernels.counters().items() if n["calls"]}
-    assert counted == {"adapt": 1, "linear": 1}
+    assert counted == {"adapt": 1, "linear": 1, "add_delta": 1}
     assert not kernels.launch.scratch.counters(x.device).any()
     found = kernels.add_delta(x @ weight.t(), delta)
     expected = PLAIN.add_delta(x @ weight.t(), Delta(site, x, PLAIN.adapt(x, site, rows, slots), rows, slots))
@@ -99,7 +101,7 @@ def test_few_tokens_are_one_launch_and_leave_counters_at_zero(tokens: int) -> No
     assert not kernels.launch.scratch.counters(x.device).any()
 
 
-@pytest.mark.parametrize("gains", [False, True], ids=["within the product", "behind it"])
+@pytest.mark.parametrize("gains", [False, True], ids=["plain", "with gains"])
 @pytest.mark.parametrize(("widths", "act"), [([64, 32, 19], None), ([67], "relu2"), ([45, 45], "silu_mul")])
 def test_odd_sizes_stay_within_their_tensors(widths: list[int], act: str | None, gains: bool) -> None:
     """Lanes, ranks, rows, columns and sums that fill no tile; memory that nobody wrote is NaN."""
@@ -107,4 +109,32 @@ def test_odd_sizes_stay_within_their_tensors(widths: list[int], act: str | None,
     with Bounds().watching() as bounds:
         plain, ours, _ = both(site, 21, [3, 0, 1, 2, 4, 4, 0], act, residual=True)
     assert float((plain - ours).abs().max() / plain.abs().max()) < 1e-5
-    assert bounds.launches.keys() & {"_thin_kernel", "_adapted_kernel"}
+    assert bounds.launches.keys() & {"_adapted_kernel"}
+
+
+@pytest.mark.parametrize("tokens", [1, 21, 64])
+@pytest.mark.parametrize(("widths", "act", "gains"), [
+    ([64, 32, 19], None, False), ([67], "relu2", True), ([45, 45], "silu_mul", False), ([32, 32], "silu_mul", True),
+])  # fmt: skip
+def test_in_the_shade_of_a_product_that_lies_in_parts(
+    widths: list[int], act: str | None, gains: bool, tokens: int
+) -> None:
+    """Such a product has room for one part more: either that becomes what adapters add, or the sum is ended."""
+    site = make_site(widths, 603, [70, 3, 0, 21], gains=gains)
+    x, parts = torch.randn(tokens, 603), torch.randn(4, tokens, site.columns)
+    rows, slots = torch.arange(tokens) % 7, torch.tensor([3, 0, 1, 2, 4, 4, 0], dtype=torch.int32)
+    whole = Delta(site, x, PLAIN.adapt(x, site, rows, slots), rows, slots)
+    delta = Delta(site, x, None, rows, slots)
+    y, scratch = parts[:3].sum(0), Scratch()
+    beside = torch.randn(tokens, site.columns // (2 if act == "silu_mul" else 1))
+    with Bounds().watching():
+        found = adapted(parts, delta, act, beside, scratch, pdl=False, shade=True)
+        if not gains:
+            opened = adapted(parts.clone(), delta, None, None, scratch, pdl=False, shade=True, open_=True)
+    expected = PLAIN.add_delta(y, whole)
+    ended = (expected if act is None else PLAIN.activate(expected, act)) + beside  # type: ignore[arg-type]
+    assert float((found - ended).abs().max() / ended.abs().max()) < 1e-5
+    if not gains:
+        assert torch.equal(opened[:3], parts[:3])
+        assert float((opened.sum(0) - expected).abs().max() / expected.abs().max()) < 1e-5
+    assert not scratch.counters(x.device).any()

@@ -102,9 +102,10 @@ class ProductKernels(ReferenceKernels):
         """x @ weight.T + bias in parts of the sum. shade: see `stream`; one part will do. None: it is not made so."""
         if self.launch.steady or not self.launch.fuses or not self.ways.streams(x, weight):
             return None
-        cut = stream_cut(x.shape[0], *weight.shape, parts=True)
+        beside = adapted.ROOM if shade else 0
+        cut = stream_cut(x.shape[0], *weight.shape, parts=True, beside=beside)
         if cut is None and shade:
-            cut = stream_cut(x.shape[0], *weight.shape)
+            cut = stream_cut(x.shape[0], *weight.shape, beside=beside)
         if cut is None:
             return None
         from tokenmill.kernels.triton.products.stream import stream  # the interpreter cannot load it

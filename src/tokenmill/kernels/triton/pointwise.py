@@ -154,12 +154,12 @@ def add(
     y = y if y.ndim == 2 and y.stride(1) == 1 else y.contiguous()
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     normed = None if norm is None else torch.empty_like(out)
-    block = pow2(width)
+    block, parts = pow2(width), 0 if y.ndim == 2 else y.shape[0]
     _add_kernel[(rows,)](
         x, y, out, normed, width, x.stride(0), y.stride(-2), float(scale),
         **stored_norm(within, "within"), **stored_norm(norm, "norm"),
-        PARTS=0 if y.ndim == 2 else y.shape[0], PLAIN=within is None and scale == 1.0,
-        BLOCK=block, PDL=pdl, num_warps=max(1, min(16, block // 512)), maxnreg=96, launch_pdl=pdl,
+        PARTS=parts, PLAIN=within is None and scale == 1.0, BLOCK=block, PDL=pdl,
+        num_warps=max(1, min(16, block // (512 if parts <= 4 else 256))), maxnreg=96, launch_pdl=pdl,
     )  # fmt: skip
     return out, normed
 

@@ -32,8 +32,10 @@ from tokenmill.kernels.triton.common import (
 )
 from tokenmill.kernels.triton.products.adapters import FEW, MOST_PARTS, part_of, tiles_of
 
-_CHUNK, BK_DOWN = 64, 128
+_CHUNK, _DOWN = 64, 128
 """Entries of a sum that one product on tensor cores takes: on the way up, and down."""
+ROOM = 38 << 10
+"""Shared memory of a program that goes down, with what the driver takes of it."""
 _MOST_CUTS = 32
 
 
@@ -262,13 +264,14 @@ def _adapted_kernel(
     if GATED:
         other_more = come_up(w_u, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n + WIDTH, ok, PARTS - 1,
                              most_rank, columns, LANES, BM, BN, BR, CHUNK, CUTS, WIDE)  # fmt: skip
-    if SHADE:
-        wait(PDL)  # whoever waits for this launch waits for the product, too
     real = m < M
     keep = ok[:, None] & real[None, :]
     to = m[None, :] * WIDTH + n[:, None]
     if OPEN:
         tl.store(out_ptr + to, more, mask=keep)
+    if SHADE:
+        wait(PDL)  # whoever waits for this launch waits for the product, too
+    if OPEN:
         return
     at = m[None, :] * columns + n[:, None]
     y = _product_at(y_ptr, at, keep, M * columns, UNADDED)
@@ -324,7 +327,7 @@ class Cuts:
 def cuts_of(site: AdapterSite, tokens: int) -> Cuts:
     """For a product of so many tokens."""
     assert site.down is not None
-    each = max(256, triton.cdiv(triton.cdiv(site.inputs, _MOST_CUTS), BK_DOWN) * BK_DOWN)
+    each = max(256, triton.cdiv(triton.cdiv(site.inputs, _MOST_CUTS), _DOWN) * _DOWN)
     return Cuts(triton.cdiv(site.inputs, each), each, max(16, pow2(tokens)), site.down.shape[2])
 
 
@@ -335,6 +338,11 @@ def serves(site: AdapterSite, x: Tensor, scratch: Scratch) -> bool:
     if x.dtype == torch.float32 and not INTERPRETED:  # its tiles take twice the shared memory, and all registers
         return False
     return cuts_of(site, x.shape[0]).floats <= scratch.floats // 2
+
+
+def _down(cuts: Cuts) -> int:
+    """How many entries are taken at once on the way down: three tiles of the rows and of the lanes fit into ROOM."""
+    return _DOWN if 6 * _DOWN * (cuts.rows + max(16, min(64, pow2(cuts.lanes)))) < ROOM else _DOWN // 2
 
 
 def shrinkers_of(programs: int) -> int:
@@ -373,8 +381,8 @@ def adapted(
         scratch.partial(y.device), scratch.counters(y.device), tokens, site.inputs, x.stride(0), site.columns, width,
         site.up.shape[1], shrinkers, *borders, *tiles[:3],
         **_constants(site, cuts), GAINS=site.gains is not None, RESIDUAL=residual is not None, ACT=kind, GATED=gated,
-        BM=cuts.rows, BN=block, BK=BK_DOWN, UNADDED=0 if y.ndim == 2 else y.shape[0] - shade, SHADE=shade, OPEN=open_,
-        WIDE=INTERPRETED or x.dtype == torch.float32, PREFETCH=pdl and not INTERPRETED, PDL=pdl, num_warps=4,
-        launch_pdl=pdl,
+        BM=cuts.rows, BN=block, BK=_down(cuts), UNADDED=0 if y.ndim == 2 else y.shape[0] - shade, SHADE=shade,
+        OPEN=open_, WIDE=INTERPRETED or x.dtype == torch.float32, PREFETCH=pdl and not INTERPRETED, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return y if open_ else out

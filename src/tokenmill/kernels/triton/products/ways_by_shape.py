@@ -140,9 +140,12 @@ def may_stream(x: Tensor, weight: Tensor) -> bool:
     return typed and lines and x.ndim == 2 and 0 < x.shape[0] <= FEW
 
 
-def stream_cut(rows: int, width: int, inner: int, *, gated: bool = False, parts: bool = False) -> Cut | None:
-    """The tiles of a product with so many columns of output; parts: K may be cut, and sums stay in parts. None: another
-    kernel, whose programs add up what they share, is faster.
+def stream_cut(
+    rows: int, width: int, inner: int, *, gated: bool = False, parts: bool = False, beside: int = 0
+) -> Cut | None:
+    """The tiles of a product with so many columns of output; parts: K may be cut, and sums stay in parts. beside: bytes
+    of shared memory that programs of another launch need. None: another kernel, whose programs add up what they share,
+    is faster.
 
     What a program copies are lines, those of the weight and, again for each piece, those of the rows; the busiest one
     says how long all takes. So pieces are high, and all programs have as many."""
@@ -162,6 +165,8 @@ def stream_cut(rows: int, width: int, inner: int, *, gated: bool = False, parts:
     height, block_n = -less, max(64, pow2(-less * halves))
     apart = gated and block_n < 128  # gates and their partners are in different threads
     passing = (block_n if gated and not apart else 4 * block_n) * block_m + 1024  # through shared memory, to be written
+    if beside:
+        passing = max(2 * block_n * block_m, 8192) + beside
     stages = (shared_memory() - passing) // (2 * STREAM_COLUMNS * (block_n + block_m))
     return block_n, height, split, min(stages, -(-_UNDER_WAY // (2 * STREAM_COLUMNS * height * halves)), 12)
 
