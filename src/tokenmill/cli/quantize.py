@@ -282,7 +282,7 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
     if made.unreached:
         what = "rounded to the nearest" if recipe.method in recipes.CALIBRATED else "got the fewest bits"
         typer.echo(f"{len(made.unreached)} matrices were not reached by calibration and {what}")
-    _show(found.path, target, made.errors, int(given.get("group", 0)))
+    _show(found.path, target, made.errors, int(given.get("group", 0)) if recipe.method in recipes.INTEGERS else 0)
 
 
 def _pattern(skip: str | None) -> re.Pattern[str] | None:

@@ -219,8 +219,8 @@ class AdapterDesk:
 
     def settle(self) -> None:
         """Wait for adapters that are being read: weights are about to go."""
-        if unread := [n for n, entry in self.numbers.items() if not entry.ready and n not in self.failed]:
-            self.ask(unread, wait=True)
+        if self.enabled:
+            self.executor.control_all({"what": "adapter", "op": "settle"})
 
     def ask(self, numbers: Iterable[int], *, wait: bool) -> None:
         """Ask the devices which of these they have read."""

@@ -183,14 +183,20 @@ class _Reader:
 _NESTED = re.compile(r"[*+}]\)?[*+{]|\)[*+{]")
 """Repetitions of repetitions and of groups: matching such a pattern may never end."""
 _REPEATED = re.compile(r"(?<!\\)[*+{]")
+_OPTIONAL = re.compile(r"(?<![\\(*+}?])\?")
+_GROUP = re.compile(r"\((?:\?[:=!])?([^()]*)\)")
 _MOST_REPEATED = 4
 """Most repetitions in a pattern: each multiplies the matching time by the length of a name."""
-_MOST_MODULE_CHARS = 256
+_MOST_WAYS = 1 << 16
+_MOST_STEPS = 1 << 24
+"""Of matching one name: a tenth of a second, in which nothing else of the process runs."""
 
 
 def _compiled(file: Path, name: str, pattern: str, *, matched: bool = True) -> None:
     """Refuse a pattern that cannot be read, or whose matching might never end."""
-    deep = matched and (_NESTED.search(pattern) or len(_REPEATED.findall(pattern)) > _MOST_REPEATED)
+    deep = matched and (
+        _NESTED.search(pattern) or len(_REPEATED.findall(pattern)) > _MOST_REPEATED or _ways(pattern) > _MOST_WAYS
+    )
     if deep or len(pattern) > (_MOST_PATTERN_CHARS if matched else _MAX_BYTES):
         raise ModelError(f"{file}: {name} holds a pattern that is too long or too deep: {_shown(pattern)}.")
     try:
@@ -199,16 +205,27 @@ def _compiled(file: Path, name: str, pattern: str, *, matched: bool = True) -> N
         raise ModelError(f"{file}: {name} holds a pattern that cannot be read: {_shown(pattern)}.") from error
 
 
+def _ways(pattern: str) -> int:
+    """In how many ways options and alternatives can be chosen, at most; of alternatives that begin with different
+    letters one alone can fit."""
+    ways = 1 << min(len(_OPTIONAL.findall(pattern)) + _GROUP.sub("", pattern).count("|"), 64)
+    for inner in _GROUP.findall(pattern):
+        firsts = [each[:1] for each in inner.split("|")]
+        ways *= max(map(firsts.count, firsts)) if all(map(str.isalnum, firsts)) else len(firsts)
+    return ways
+
+
 def _found(patterns: Mapping[str, float], module: str, default: float) -> float:
     """The first pattern that a module's name ends with, or its default."""
     for pattern, value in patterns.items():
         if module == pattern or module.endswith("." + pattern):
             return value
-        if (
-            len(module) <= _MOST_MODULE_CHARS
-            and not _SIMPLE.fullmatch(pattern)
-            and re.match(rf"(.*\.)?({pattern})$", module)
-        ):
+        if _SIMPLE.fullmatch(pattern):
+            continue
+        repeated = len(_REPEATED.findall(pattern))
+        if _ways(pattern) * math.comb(len(module) + repeated, repeated) * (module.count(".") + 1) > _MOST_STEPS:
+            raise ModelError(f"{FILE}: the pattern {_shown(pattern)} is too deep to be matched with {_shown(module)}.")
+        if re.match(rf"(.*\.)?({pattern})$", module):
             return value
     return default
 

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,8 @@ class LoraStore:
     def command(self, message: dict[str, Any]) -> dict[str, Any]:
         """{"op": "read", "id", "path"}: begin; {"op": "state", "ids", "wait"}: -> ready and failed ones, and what of
         ready ones must be elsewhere;
-        {"op": "drop", "id"}: it is not used again; {"op": "forget"}: read all anew."""
+        {"op": "drop", "id"}: it is not used again; {"op": "settle"}: wait for what is being read; {"op": "forget"}:
+        read all anew, even what is being read, for it may have been fitted to weights that are gone."""
         op = message["op"]
         if op == "read":
             self._begin(message["id"], Path(message["path"]))
@@ -70,8 +71,13 @@ class LoraStore:
         if op == "drop":
             self._drop(message["id"])
             return {}
+        if op == "settle":
+            wait(self.reading.values())
+            return {}
         if op == "forget":
             self.kept.clear()
+            for number in list(self.reading):
+                self.reading.pop(number).cancel()
             return {}
         assert op == "state", op
         return self._state(message["ids"], wait=bool(message.get("wait")))

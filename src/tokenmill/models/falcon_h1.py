@@ -102,11 +102,9 @@ def build(c: ModelConfig, b: Build) -> Decoder:
 def _factors(c: ModelConfig, name: str, count: int) -> list[float]:
     """A list of this many numbers; ones if it is absent."""
     multipliers = c.get(name, list, [1.0] * count)
-    if len(multipliers) != count or any(
-        isinstance(one, bool) or not isinstance(one, int | float) for one in multipliers
-    ):
+    if len(multipliers) != count:
         raise c.refuse(name, f"must be {count} numbers.")
-    return [float(one) for one in multipliers]
+    return [ModelConfig({name: one}).need(name, float) for one in multipliers]
 
 
 def _columns(c: ModelConfig) -> Tensor:

@@ -69,7 +69,7 @@ def _limits(c: ModelConfig) -> tuple[float, float]:
     limits = c.get("time_step_limit", list, [0.0, math.inf])
     try:
         low, high = (_number(one) for one in limits)
-    except (TypeError, ValueError, KeyError):
+    except (TypeError, ValueError, KeyError, OverflowError):
         raise c.refuse("time_step_limit", "must be two numbers.") from None
     if not 0.0 <= low <= high:
         raise c.refuse("time_step_limit", "must be two numbers, the lower one first.")

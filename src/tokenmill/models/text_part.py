@@ -90,8 +90,10 @@ def _check_type(config: Mapping[str, Any], name: str, outer: Outer) -> None:
 def _check_fixed(inner: Mapping[str, Any], kind: str, text: Text) -> None:
     for key, values in text.fixed.items():
         value = inner.get(key)
-        if key == "head_dim" and value and value * inner.get("num_attention_heads", 0) == inner.get("hidden_size"):
-            continue
+        heads = inner.get("num_attention_heads")
+        if key == "head_dim" and isinstance(value, int) and isinstance(heads, int):
+            if value and value * heads == inner.get("hidden_size"):
+                continue
         if value is not None and value not in values:
             raise ModelError(f"config.json: 'text_config.{key}' = {repr(value)[:80]} is not read in {kind}.")
 

@@ -139,16 +139,17 @@ def without_match(skip: re.Pattern[str]) -> UserError:
     return UserError(f"--skip {shown(skip.pattern)} has no effect: it matches no weight that would be rounded.")
 
 
-def kept_whole(ckpt: Checkpoint, names: Set[str], columns: int, rows: int = 1) -> list[str]:
+def kept_whole(ckpt: Checkpoint, names: Set[str], columns: int, rows: int = 1, *, chosen: bool = True) -> list[str]:
     """Those of these matrices that are not in whole groups of columns and rows, and what engines multiply with them as
-    one: they keep their precision. If that is all of them, it is an error."""
+    one: they keep their precision. If that is all of them, it is an error. chosen: people may choose the columns."""
     shapes = {name: ckpt.shape(name) or () for name in sorted(names)}
     odd = [name for name, shape in shapes.items() if shape[1] % columns or shape[0] % rows]
     together = joined(names)
     found = sorted({other for name in odd for other in together[name]})
     if odd and len(found) == len(names):
         groups = " and ".join(f"{size} {what}" for size, what in ((columns, "columns"), (rows, "rows")) if size > 1)
-        other = "" if columns not in GROUPS or shapes[odd[0]][1] % GROUPS[-1] else "; choose another --group"
+        width = shapes[odd[0]][1]
+        other = "; choose another --group" if chosen and width % columns and not width % GROUPS[-1] else ""
         raise UserError(
             f"No matrix would be rounded: {odd[0]} has shape {list(shapes[odd[0]])}, which is not in whole groups of "
             f"{groups}, and the others are no better{other}."

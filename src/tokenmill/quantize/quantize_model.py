@@ -151,7 +151,8 @@ def _chosen(part: TextTensors, job: QuantizeJob, stored: set[str]) -> tuple[Quan
     widths = {shape[1] for name in names if (shape := part.ckpt.shape(name)) is not None}
     recipes.check_zeros(job.recipe, widths)
     job = replace(job, recipe=recipes.dividing(job.recipe, widths))
-    whole = kept_whole(part.ckpt, names, recipes.columns(job.recipe), recipes.rows(job.recipe))
+    grouped = job.recipe.method in recipes.INTEGERS
+    whole = kept_whole(part.ckpt, names, recipes.columns(job.recipe), recipes.rows(job.recipe), chosen=grouped)
     return job, names.difference(whole), whole
 
 

@@ -86,6 +86,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a pattern that never ends": (say(rank_pattern={"(a+)+$": 4}), "too long or too deep"),
     "two ways for each letter": (say(rank_pattern={"(a|aa)*b": 4}), "too long or too deep"),
     "a pattern of many parts": (say(alpha_pattern={".*a.*a.*a.*a.*b": 4}), "too long or too deep"),
+    "options upon options": (say(rank_pattern={"(?:a|a)?" * 20 + "b": 4}), "too long or too deep"),
     "a pattern that cannot be read": (say(alpha_pattern={"(": 4}), "cannot be read"),
     "a pattern's rank is text": (say(rank_pattern={"q_proj": "4"}), "whole number"),
     "PiSSA": (say(init_lora_weights="pissa_niter_4"), "changed the base model's weights"),
@@ -152,6 +153,17 @@ def test_ranks_that_peft_doubles(base: Path, tmp_path: Path) -> None:
     say(rank_pattern={"gate_up_proj": MOST_RANK + 1})(folder)
     with pytest.raises(UserError, match="from 1 to 1024, not 1025"):
         read_adapter_config(folder)
+
+
+def test_patterns_that_are_usual_and_names_that_are_not(base: Path, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "one", base)
+    numbers = "|".join(map(str, range(64)))
+    usual = rf"model\.layers\.({numbers})\.(self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj"
+    say(rank_pattern={usual: 4, r".*\.(layers|blocks)\..*\.experts\.\d+\..*b": 5})(folder)
+    config = read_adapter_config(folder)
+    assert config.rank_of("base.model.layers.63.mlp.up_proj") == config.rank_of("lm_head") == 4
+    with pytest.raises(UserError, match="too deep to be matched"):
+        config.rank_of("a." * 120)
 
 
 def test_the_base_stays_as_it_was(llm: LLM, base: Path) -> None:

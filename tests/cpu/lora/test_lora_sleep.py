@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent import futures
+
 import pytest
 from engines import BACKENDS, exact, greedy, open_llm, run
 from safetensors.torch import load_file
@@ -61,3 +63,23 @@ def test_an_adapter_is_fitted_to_weights_that_are_there(level, base, adapters, m
             llm.sleep(level)
             llm.wake_up()
             assert said(llm) == wanted
+            llm.update_weights(load_file(other / "model.safetensors"))
+            llm.sleep(level)  # nobody has asked for it since the update
+            llm.wake_up()
+            assert said(llm) == wanted
+
+
+def test_what_was_read_before_an_update_is_read_again(base, adapters, tmp_path):
+    dora, prompts = LoRARequest("a7", 1, str(adapters["a7"])), [{"prompt_token_ids": PROMPTS[0]}]
+    other = make_tiny(tmp_path / "other", hidden=128, heads=4, kv_heads=2, architecture="llama", seed=9)
+
+    def said(llm):
+        return [exact(o) for o in llm.generate(prompts, greedy(8, logprobs=1), use_tqdm=False, lora_request=dora)]
+
+    with open_llm(other, enable_lora=True) as llm:
+        wanted = said(llm)
+    with open_llm(base, enable_lora=True) as llm:
+        llm.built.adapters.begin(llm.built.adapters.note(dora))
+        futures.wait(llm.engine.executor.runner.adapters.reading.values())
+        llm.update_weights(load_file(other / "model.safetensors"))
+        assert said(llm) == wanted

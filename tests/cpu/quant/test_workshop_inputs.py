@@ -30,6 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_tiny(folder / "tiny", hidden=64, layers=4)
     make_tiny(folder / "odd", hidden=80, heads=5, kv_heads=5, architecture="llama")
     make_tiny(folder / "uneven", hidden=30, heads=5, kv_heads=5, architecture="llama")
+    make_tiny(folder / "narrow", hidden=32, heads=2, kv_heads=1, layers=1)
     make_tiny(folder / "odder", hidden=40, heads=5, kv_heads=5, architecture="llama")
     (folder / "text.txt").write_text(TEXT)
     (folder / "word.txt").write_text("a")
@@ -91,6 +92,8 @@ REFUSED = {
     "no block divides": (("quantize", "{place}/odder", "{target}.gguf", "--format", "gguf-q4_k"),
                          "no matrix would be rounded, as rows are no multiples of 32"),
     "another group would": ((*QUANTIZE, "--method", "rtn", "--group", "256"), "choose another --group"),
+    "blocks are not chosen": (("quantize", "{place}/narrow", "{target}", "--method", "nf4", "--skip", "down_proj"),
+                              "not in whole groups of 64 columns, and the others are no better."),
     "a form without K/V": ((*QUANTIZE, "--method", "rtn", "--format", "gptq", "--kv-scales"),
                            "--kv-scales has no effect with --method rtn --format gptq"),
     "no zeros": ((*QUANTIZE, "--method", "magnitude", "--sparsity", "0.0001"), "makes none of 128 columns zero"),
