@@ -19,13 +19,17 @@ from tokenmill.kernels.triton.common import act_parts, begin, gated_act, plain_a
 
 FEW = 64
 """Tokens up to which a product waits for memory, not for arithmetic."""
+_TILE, _WARPS = (32, 64), 4
+"""Tokens and columns of a program that carries up, of many tokens; and its warps."""
+_SPLITS, _STEP = 2, 64
+"""How many programs share a sum of many tokens on the way down, and how much of it they take at once."""
 _NONE = tl.constexpr(1 << 30)
 MOST_PARTS = 4
 
 
 def splits_of(tokens: int, inputs: int, *, steady: bool) -> int:
     """How many programs share a sum: a step of few tokens has nothing else to keep a GPU busy with."""
-    most = 8 if steady else 16 if tokens <= FEW else 2
+    most = 8 if steady else 16 if tokens <= FEW else _SPLITS
     return max(1, min(most, inputs // 256))
 
 
@@ -75,9 +79,10 @@ def _shrink_kernel(
     begin(PDL)
     t = tl.program_id(0) * BM + tl.arange(0, BM)
     real = t < T
-    wait(PDL)
+    # Nothing that runs behind the embedding writes these (adapted.py).
     rows = tl.load(rows_ptr + t, mask=real, other=0)
     slots = tl.load(slots_ptr + rows, mask=real, other=0)
+    wait(PDL)
     low = low_ptr + tl.program_id(1).to(tl.int64) * T * LANES
     shrink_rows(x_ptr, t, down_ptr, ranks_ptr, low, t, slots, tl.program_id(1) * K_EACH, K, K_EACH, x_stride, parts,
                 LANES, BM, BK, BL, IEEE)  # fmt: skip
@@ -157,9 +162,9 @@ def _expand_kernel(
     part, start, end, tile = part_of(tile, N, WIDTH, border1, border2, border3, tiles1, tiles2, tiles3, PARTS, GATED)
     n = start + tile * BN + tl.arange(0, BN)
     ok = n < end
-    wait(PDL)
     rows = tl.load(rows_ptr + t, mask=real, other=0)
     slots = tl.load(slots_ptr + rows, mask=real, other=0)
+    wait(PDL)
     both = real[:, None] & ok[None, :]
     at = t[:, None].to(tl.int64) * N + n[None, :]
     y = tl.load(y_ptr + at, mask=both, other=0.0).to(tl.float32)
@@ -206,10 +211,10 @@ def adapt(x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor, *, steady: 
     splits = splits_of(tokens, site.inputs, steady=steady)
     each = -(-triton.cdiv(site.inputs, splits) // 64) * 64
     low = torch.empty((splits, tokens, lanes), dtype=torch.float32, device=x.device)
-    block = 16 if steady or tokens <= FEW else 32
+    block, step = (16, 64) if steady or tokens <= FEW else (32, _STEP)
     _shrink_kernel[(triton.cdiv(tokens, block), splits)](
         x, site.down, site.ranks, rows, slots, low, tokens, site.inputs, each, x.stride(0), site.parts,
-        LANES=lanes, BM=block, BK=64, BL=min(64, pow2(lanes)),
+        LANES=lanes, BM=block, BK=step, BL=min(64, pow2(lanes)),
         IEEE=x.dtype == torch.float32, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return low
@@ -222,7 +227,7 @@ def finish(y: Tensor, delta: Delta, act: str | None, residual: Tensor | None, *,
     kind, gated = act_parts(act)
     tokens, width = y.shape[0], site.columns // 2 if gated else site.columns
     out = torch.empty((tokens, width), dtype=y.dtype, device=y.device)
-    block, columns = (16, 64) if steady or tokens <= FEW else (32, 64)
+    (block, columns), warps = ((16, 64), 4) if steady or tokens <= FEW else (_TILE, _WARPS)
     borders, tiles = tiles_of(site, columns)
     grid = triton.cdiv(tokens, block), triton.cdiv(width, columns) if gated or site.parts == 1 else tiles[-1]
     most = site.up.shape[1]
@@ -231,7 +236,7 @@ def finish(y: Tensor, delta: Delta, act: str | None, residual: Tensor | None, *,
         tokens, site.columns, width, most, *borders, *tiles[:3],
         PARTS=site.parts, SPLITS=low.shape[0], LANES=low.shape[2], GAINS=site.gains is not None,
         RESIDUAL=residual is not None, ACT=kind, GATED=gated, BM=block, BN=columns,
-        BR=max(16, min(64, pow2(most))), IEEE=y.dtype == torch.float32, PDL=pdl, num_warps=4,
+        BR=max(16, min(64, pow2(most))), IEEE=y.dtype == torch.float32, PDL=pdl, num_warps=warps,
         launch_pdl=pdl,
     )  # fmt: skip
     return out
