@@ -6,8 +6,6 @@ namespace TM_NS {
 constexpr int64_t kLaneTile = 64;    // lanes of one task
 constexpr int64_t kUpColumns = 1024;  // columns of one task
 
-TM_INLINE int64_t slot_of(const AdapterRows& rows, int64_t token) { return rows.slots[rows.rows[token]]; }
-
 // Lanes [lane, lane + 16 V) of one token: even and odd k in sums of their own.
 template <class T, class W, int V>
 TM_INLINE void shrink_tile(const T* x, const W* down, int64_t k, int64_t stride, float* low) {
@@ -32,7 +30,7 @@ template <class T, class W>
 void shrink_typed(const ShrinkOp& op) {
   const int64_t tiles = divide_up(op.lanes, kLaneTile);
   auto task = [&](int64_t index) {
-    const int64_t token = index / tiles, first = index % tiles * kLaneTile, slot = slot_of(op.of, token);
+    const int64_t token = index / tiles, first = index % tiles * kLaneTile, slot = op.of.slots[token];
     const int64_t lanes = divide_up(op.ranks[slot] * op.parts, 16) * 16;
     if (slot == 0 || first >= lanes) return;
     const auto* x = static_cast<const T*>(op.x) + token * op.stride;
@@ -74,7 +72,7 @@ void expand_typed(const ExpandOp& op) {
   const int64_t pieces = divide_up(op.n, kUpColumns);
   auto task = [&](int64_t index) {
     const int64_t token = index / pieces, begin = index % pieces * kUpColumns, end = at_most(op.n, begin + kUpColumns);
-    const int64_t slot = slot_of(op.of, token);
+    const int64_t slot = op.of.slots[token];
     for (int64_t part = 0; part < op.parts; ++part) {
       const int64_t from = at_least(begin, op.borders[part]), to = at_most(end, op.borders[part + 1]);
       if (from < to) expand_columns<W>(op, token, slot, part, from, to);

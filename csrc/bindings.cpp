@@ -386,27 +386,22 @@ struct Site {
     require((gains == 0) == (shifts == 0), "gains and shifts go together");
   }
 
-  // Whose: the row of each token, the slot of each row, how many tokens, how many rows.
-  using Whose = std::tuple<Address, Address, int64_t, int64_t>;
+  // Whose: the slot of each token, how many tokens.
+  using Whose = std::tuple<Address, int64_t>;
 
-  AdapterRows rows_of(const Whose& whose) const {
-    return {at<const int64_t>(std::get<0>(whose)), at<const int32_t>(std::get<1>(whose)), std::get<2>(whose)};
-  }
-  // Checked at each call: replays read rows that have changed.
-  void check(const AdapterRows& of, int64_t table) const {
-    for (int64_t i = 0; i < of.tokens; ++i) {
-      require(of.rows[i] >= 0 && of.rows[i] < table, "adapters: no such row");
-      require(of.slots[of.rows[i]] >= 0 && of.slots[of.rows[i]] < slots, "adapters: no such slot");
-    }
+  TokenSlots slots_of(const Whose& whose) const { return {at<const int32_t>(std::get<0>(whose)), std::get<1>(whose)}; }
+  // Checked at each call: replays read slots that have changed.
+  void check(const TokenSlots& of) const {
+    for (int64_t i = 0; i < of.tokens; ++i)
+      require(of.slots[i] >= 0 && of.slots[i] < slots, "adapters: no such slot");
   }
 
   void shrink(Address x, int64_t stride, int type, const Whose& whose, Address low) const {
     const auto parts = static_cast<int64_t>(borders.size()) - 1;
     const ShrinkOp op{raw(x), raw(down), at<const int32_t>(ranks), at<float>(low), k, lanes, parts, stride,
-                      static_cast<Type>(type), weights, rows_of(whose)};
-    const int64_t table_rows = std::get<3>(whose);
-    submit(static_cast<double>(k * lanes * op.of.tokens), [this, op, table_rows] {
-      check(op.of, table_rows);
+                      static_cast<Type>(type), weights, slots_of(whose)};
+    submit(static_cast<double>(k * lanes * op.of.tokens), [this, op] {
+      check(op.of);
       table().shrink(op);
     });
   }
@@ -416,10 +411,9 @@ struct Site {
     const auto parts = static_cast<int64_t>(borders.size()) - 1;
     const ExpandOp op{at<const float>(low), raw(up), at<const int32_t>(ranks), borders.data(), at<const float>(gains),
                       at<const float>(shifts), at<float>(add), at<float>(gain), borders.back(), lanes, parts,
-                      most_rank, weights, rows_of(whose)};
-    const int64_t table_rows = std::get<3>(whose);
-    submit(static_cast<double>(borders.back() * most_rank * op.of.tokens), [this, op, table_rows] {
-      check(op.of, table_rows);
+                      most_rank, weights, slots_of(whose)};
+    submit(static_cast<double>(borders.back() * most_rank * op.of.tokens), [this, op] {
+      check(op.of);
       table().expand(op);
     });
   }

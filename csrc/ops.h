@@ -171,8 +171,7 @@ struct LinearOp {        // out = residual + act(norm(x) @ W.T + bias)
   const float* add;      // [rows, n] or null: what they add to it, before the activation
 };
 
-struct AdapterRows {     // whose adapters: the row of each token, and the slot of each row (0: none)
-  const int64_t* rows;
+struct TokenSlots {      // whose adapters: the slot of each token (0: none)
   const int32_t* slots;
   int64_t tokens;
 };
@@ -184,7 +183,7 @@ struct ShrinkOp {        // low[t, lane] = sum over k of x[t, k] * down[slot, k,
   float* low;            // [T, lanes]
   int64_t k, lanes, parts, stride;
   Type type, weights;    // of x, of down
-  AdapterRows of;
+  TokenSlots of;
 };
 
 struct ExpandOp {        // add[t, n] = shift + sum over j of low[t, part(n) * rank + j] * up[slot, j, n]; gain[t, n]
@@ -198,7 +197,7 @@ struct ExpandOp {        // add[t, n] = shift + sum over j of low[t, part(n) * r
   float* gain;           // null without gains
   int64_t n, lanes, parts, most_rank;
   Type weights;
-  AdapterRows of;
+  TokenSlots of;
 };
 
 // Keys and values in int8 and int4: the scales (bf16) of a head's numbers, `columns` of which share one. In int4 a scale's

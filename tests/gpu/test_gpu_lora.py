@@ -49,10 +49,10 @@ def test_kernels(dtype, tokens, widths, act, residual, gains):
     x = (torch.randn(tokens, 512, device="cuda")).to(dtype)
     y = (torch.randn(tokens, columns, device="cuda")).to(dtype)
     rows = torch.randint(0, 7, (tokens,), device="cuda").sort().values
-    slots = torch.tensor([0, 1, 2, 3, 4, 0, 1], dtype=torch.int32, device="cuda")
+    slots = torch.tensor([0, 1, 2, 3, 4, 0, 1], dtype=torch.int32, device="cuda")[rows]
     beside = torch.randn(tokens, columns // 2 if act else columns, device="cuda").to(dtype) if residual else None
-    found = kernels._adapted(y, Delta(site, x, kernels.adapt(x, site, rows, slots), rows, slots), act, beside)
-    wide = Delta(site, x.float(), plain.adapt(x.float(), site, rows, slots), rows, slots)
+    found = kernels._adapted(y, Delta(site, x, kernels.adapt(x, site, slots), slots), act, beside)
+    wide = Delta(site, x.float(), plain.adapt(x.float(), site, slots), slots)
     expected = plain.add_delta(y.float(), wide)
     expected = expected if act is None else plain.activate(expected, act)
     expected = expected if beside is None else expected + beside.float()
@@ -79,17 +79,17 @@ def test_products_with_their_adapters_in_their_shade(widths, inputs, act, tokens
     site.host_ranks, site.ranks = ranks, torch.tensor(ranks, dtype=torch.int32, device="cuda")
     weight = (torch.randn(columns, inputs, device="cuda") / inputs**0.5).bfloat16()
     slots = torch.tensor([1 + i % distinct if distinct and i % 7 else 0 for i in range(64)], dtype=torch.int32)
-    slots, rows = slots.cuda(), torch.randperm(64, device="cuda")[:tokens]
+    slots = slots[torch.randperm(64)[:tokens]].cuda()
     width = columns // 2 if act else columns
 
     def run(x, beside):
-        assert kernels.adapt(x, site, rows, slots) is None
-        return kernels.product(x, weight, act=act, residual=beside, delta=Delta(site, x, None, rows, slots))
+        assert kernels.adapt(x, site, slots) is None
+        return kernels.product(x, weight, act=act, residual=beside, delta=Delta(site, x, None, slots))
 
     x, beside = (torch.randn(tokens, n, device="cuda").bfloat16() for n in (inputs, width))
     for _ in range(2):
         found = run(x, beside)
-        wide = Delta(site, x.float(), plain.adapt(x.float(), site, rows, slots), rows, slots)
+        wide = Delta(site, x.float(), plain.adapt(x.float(), site, slots), slots)
         y = plain.add_delta(x.float() @ weight.float().t(), wide)
         expected = (y if act is None else plain.activate(y, act)) + beside.float()
         assert float((found.float() - expected).norm() / expected.norm()) < 1e-2
@@ -101,9 +101,9 @@ def test_products_with_their_adapters_in_their_shade(widths, inputs, act, tokens
     for _ in range(3):
         graph.replay()
     assert torch.equal(found, run(x, beside))
-    opened = kernels.open_product(x, weight, None, Delta(site, x, None, rows, slots))
+    opened = kernels.open_product(x, weight, None, Delta(site, x, None, slots))
     if opened is not None:  # of more parts than one, or of a shape that streams whole
-        wide = Delta(site, x.float(), plain.adapt(x.float(), site, rows, slots), rows, slots)
+        wide = Delta(site, x.float(), plain.adapt(x.float(), site, slots), slots)
         expected = plain.add_delta(x.float() @ weight.float().t(), wide)
         assert float((opened.sum(0) - expected).norm() / expected.norm()) < 1e-2
     assert not kernels.launch.scratch.counters(x.device).any()

@@ -80,14 +80,12 @@ class Delta:
     """What a step's adapters do to one product. `low` [T, lanes] float32 is down @ x, which `up` multiplies after the
     sum; None: the product computes it as well.
 
-    inputs: x, normed. rows [T] and slots [R + 1]: the row of each token, and each row's slot. scale: factor of up @
-    low, which only embeddings set.
+    inputs: x, normed. slots [T] int32: each token's. scale: factor of up @ low, which only embeddings set.
     """
 
     site: AdapterSite
     inputs: Tensor
     low: Tensor | None
-    rows: Tensor
     slots: Tensor
     scale: float = 1.0
 

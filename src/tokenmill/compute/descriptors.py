@@ -226,8 +226,8 @@ class ScanSpec:
 class StepRows:
     """The row of each sequence [S] and of each token [T] of a step (int64). Operations find what belongs to a row (an
     adapter, a recurrent state) by it, in recorded steps, too. The spare row fills up recorded steps. `states[i]`: the
-    parts of recurrent layer i's states by row [R + 1 ...]; layers overwrite them. adapters [R + 1] int32: each row's
-    slot (compute/adapters.py); None: no row of this step has an adapter.
+    parts of recurrent layer i's states by row [R + 1 ...]; layers overwrite them. adapters [T] int32: the
+    slot of each token's row (compute/adapters.py); None: no row of this step has an adapter.
 
     Only for recurrent layers: `left` [T] int64 says where the state behind each token is left (-1: nowhere; the last
     token of a sequence always has a place); None: only the state behind each row's last token, with the row. `borders`

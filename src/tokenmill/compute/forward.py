@@ -109,7 +109,7 @@ class ForwardContext:
         rows = self.rows
         if rows is None or rows.adapters is None:
             return self
-        return replace(self, rows=replace(rows, tokens=rows.tokens[tokens]))
+        return replace(self, rows=replace(rows, tokens=rows.tokens[tokens], adapters=rows.adapters[tokens]))
 
     def borders(self) -> Tensor:
         """[S + 1]: where the tokens of each of `rows.sequences` begin, as recurrent layers see them."""
@@ -319,9 +319,9 @@ class Kernels(RoundsLines, Protocol):
         group: how many columns share a scale; 0: the number that the backend multiplies fastest."""
         ...
 
-    def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor | None:
+    def adapt(self, x: Tensor, site: AdapterSite, slots: Tensor) -> Tensor | None:
         """down @ x of each token's adapter, for x [T, in] -> [T, lanes] float32; None: the product or `add_delta` will
-        compute it. rows [T] name the tokens' rows, slots [R + 1] each row's adapter. Lanes behind an adapter's own are
+        compute it. slots [T]: each token's adapter. Lanes behind an adapter's own are
         undefined. x [T] int64 are ids of an embedding table; they select rows of `down`."""
         ...
 

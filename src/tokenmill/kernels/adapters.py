@@ -27,7 +27,7 @@ def adapt(x: Tensor, site: AdapterSite, slots: Tensor) -> Tensor:
 
 def add_delta(y: Tensor, delta: Delta) -> Tensor:
     """y [T, N] with what the adapters add, in y's type."""
-    site, slots = delta.site, delta.slots[delta.rows]
+    site, slots = delta.site, delta.slots
     out = y.clone()
     for slot, at in _slots(slots):
         wide = y[at].float()
@@ -47,7 +47,7 @@ def add_delta(y: Tensor, delta: Delta) -> Tensor:
 def addends(delta: Delta) -> tuple[Tensor | None, Tensor]:
     """What a product is multiplied by (None: by nothing) and what is added to it [T, N] in float32; where a row has no
     adapter that is 1 and -0, which change no number."""
-    site, slots = delta.site, delta.slots[delta.rows]
+    site, slots = delta.site, delta.slots
     add = torch.full((len(slots), site.columns), -0.0, device=slots.device)
     gain = None if site.gains is None else torch.ones_like(add)
     for slot, at in _slots(slots):

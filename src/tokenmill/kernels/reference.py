@@ -129,12 +129,12 @@ class ReferenceKernels:
         y = y if act is None else self.activate(y, act)
         return y if residual is None else self.add(residual, y)
 
-    def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
+    def adapt(self, x: Tensor, site: AdapterSite, slots: Tensor) -> Tensor:
         """down @ x of each token's adapter -> [T, lanes] float32."""
         self.count("adapt")
         self.waits += x.device.type != "cpu"
         take = adapters.take_rows if x.ndim == 1 else adapters.adapt
-        return take(x, site, slots[rows])
+        return take(x, site, slots)
 
     def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
         """y [T, N] * gain + shift + up @ low; rows without an adapter stay as they are."""

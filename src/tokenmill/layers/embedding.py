@@ -37,10 +37,10 @@ class Embedding:
         if site is None or rows is None or rows.adapters is None or not (site.used or site.whole):
             return x
         if site.used:
-            low = ctx.kernels.adapt(tokens, site, rows.tokens, rows.adapters)
-            x = ctx.kernels.add_delta(x, Delta(site, tokens, low, rows.tokens, rows.adapters, self.scale))
+            low = ctx.kernels.adapt(tokens, site, rows.adapters)
+            x = ctx.kernels.add_delta(x, Delta(site, tokens, low, rows.adapters, self.scale))
         for slot, weight in site.whole.items():
-            at = torch.where(rows.adapters[rows.tokens] == slot)[0]
+            at = torch.where(rows.adapters == slot)[0]
             x = x.index_copy(0, at, self._rows(weight, tokens[at], ctx))
         return x
 

@@ -100,8 +100,8 @@ class LoraWeight(WeightBase):
         assert rows is not None and rows.adapters is not None and site is not None
         if site.used:
             h = x if norm is None else ctx.kernels.norm(x, norm)
-            low = ctx.kernels.adapt(h, site, rows.tokens, rows.adapters)
-            delta = Delta(site, h, low, rows.tokens, rows.adapters)
+            low = ctx.kernels.adapt(h, site, rows.adapters)
+            delta = Delta(site, h, low, rows.adapters)
         y: Tensor = self.base.matmul(x, ctx, norm=norm, act=act, residual=residual, delta=delta)
         return self._replaced(y, x, ctx, norm, act, residual) if site.whole else y
 
@@ -112,7 +112,7 @@ class LoraWeight(WeightBase):
             assert rows is not None and rows.adapters is not None and site is not None
             if site.whole:
                 return None
-            delta = Delta(site, x, None, rows.tokens, rows.adapters)
+            delta = Delta(site, x, None, rows.adapters)
         found: Tensor | None = self.base.open(x, ctx, delta)
         return found
 
@@ -132,9 +132,8 @@ class LoraWeight(WeightBase):
     ) -> Tensor:
         """The rows of adapters that bring a matrix of their own. Such steps are never recorded."""
         assert ctx.rows is not None and ctx.rows.adapters is not None and self.site is not None
-        slots = ctx.rows.adapters[ctx.rows.tokens]
         for slot, weight in self.site.whole.items():
-            at = torch.where(slots == slot)[0]
+            at = torch.where(ctx.rows.adapters == slot)[0]
             if len(at):
                 beside = None if residual is None else residual[at]
                 y = y.index_copy(0, at, weight.matmul(x[at], ctx, norm=norm, act=act, residual=beside))

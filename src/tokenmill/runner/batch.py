@@ -132,10 +132,15 @@ def lay_out(
         max_query=size[1],
         kv=pool.views,
         groups=groups,
-        rows=StepRows(row_ids, token_rows, pool.state_views, rows.adapters if adapted else None, left),
+        rows=StepRows(row_ids, token_rows, pool.state_views, adapter_slots(rows, token_rows, adapted), left),
         block_size=pool.layout.block_size,
     )
     return tokens, token_rows, ctx
+
+
+def adapter_slots(rows: Placed, token_rows: Tensor, adapted: bool) -> Tensor | None:
+    """Each token's adapter slot [T], looked up once for all products of the step; None: no row has one."""
+    return rows.adapters.index_select(0, token_rows) if adapted and rows.adapters is not None else None
 
 
 def apart(lengths: Tensor) -> tuple[Tensor, Spans | None]:
@@ -187,7 +192,7 @@ def single_tokens(
         max_query=1,
         kv=pool.views,
         groups=groups,
-        rows=StepRows(row_ids, row_ids, pool.state_views, rows.adapters if adapted else None),
+        rows=StepRows(row_ids, row_ids, pool.state_views, adapter_slots(rows, row_ids, adapted)),
         spans=starts[1],
         block_size=size,
     )

@@ -321,14 +321,15 @@ class HeadTapes:
     def __init__(self, model: CausalLM, kernels: Kernels) -> None:
         self.model = model
         self.kernels = kernels
-        self.made: dict[tuple[int, bool], tuple[Tensor, Tensor, Tensor, Callable[[], None]] | None] = {}
+        self.made: dict[tuple[int, bool], tuple[Tensor, Tensor | None, Tensor, Callable[[], None]] | None] = {}
         self.line_bytes = 6 * model.spec.vocab_size
         self.left = ROOM
 
     def logits(self, made: Made, ends: list[int]) -> Tensor | None:
         """Logits [S, V] of the tokens before these ends; None: there is no recording for so many lines (yet)."""
         count, rows = len(ends), made.ctx.rows
-        key = count, rows is not None and rows.adapters is not None
+        slots = None if rows is None else rows.adapters
+        key = count, slots is not None
         if key not in self.made:
             self.made[key] = None
             return None
@@ -336,14 +337,14 @@ class HeadTapes:
         if found is not None:
             given, whose, logits, replay = found
             torch.index_select(made.hidden, 0, lines, out=given)
-            if key[1]:
-                torch.index_select(made.token_rows, 0, lines, out=whose)
+            if slots is not None:
+                torch.index_select(slots, 0, lines, out=whose)
             replay()
             return logits
         if self.left < count * self.line_bytes:
             return None
-        given, whose = made.hidden[lines], made.token_rows[lines]
-        ctx = made.ctx if rows is None else replace(made.ctx, rows=replace(rows, tokens=whose))
+        given, ctx = made.hidden[lines], made.ctx.of(lines)
+        whose = None if ctx.rows is None else ctx.rows.adapters
         logits, again = self.kernels.record(lambda: logits_of(self.model, self.kernels, given, ctx))
         if again is None:
             self.left = 0

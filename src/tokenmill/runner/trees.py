@@ -17,7 +17,7 @@ from torch import Tensor
 from tokenmill.compute.forward import ForwardContext, Kernels, Paths, StepRows
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
-from tokenmill.runner.batch import Batch, group_plan, reach
+from tokenmill.runner.batch import Batch, adapter_slots, group_plan, reach
 from tokenmill.runner.rows import Rows
 from tokenmill.sampling.arrays import send, send_columns
 
@@ -88,7 +88,7 @@ def make_tree_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) 
             group_plan(rows, g, (row_ids, token_rows, stored), width, shifted=moved)
             for g, (width, moved) in enumerate(zip(widths, rows.moved(plan.rows), strict=True))
         ],
-        rows=StepRows(row_ids, token_rows, (), rows.adapters if rows.adapted(plan.rows) else None),
+        rows=StepRows(row_ids, token_rows, (), adapter_slots(rows, token_rows, rows.adapted(plan.rows))),
         block_size=pool.layout.block_size,
     )
     paths = Paths(torch.where(real, start, kv_len), found.places[tree, node].to(torch.int32))

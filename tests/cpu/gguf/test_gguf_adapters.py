@@ -84,7 +84,7 @@ class Adapted:
         batch = PagedBatch(self.model.spec.kv_specs, self.kernels, states=self.model.spec.states)
         step = batch.step([("a", len(TOKENS))])
         assert step.rows is not None
-        slots = torch.full((4,), int(adapter is not None), dtype=torch.int32)
+        slots = torch.full((len(TOKENS),), int(adapter is not None), dtype=torch.int32)
         step = replace(step, rows=replace(step.rows, adapters=slots))
         return self.model.logits(self.model.forward(torch.tensor(TOKENS), step), step).float()
 

@@ -88,7 +88,7 @@ def ours_with(config: dict, tensors: dict, folder: Path, tokens: list[int], kern
         batch = PagedBatch(model.spec.kv_specs, kernels, states=model.spec.states)
         context = batch.step([("a", len(tokens))])
         assert context.rows is not None
-        slots = torch.full((4,), slot, dtype=torch.int32)
+        slots = torch.full((len(tokens),), slot, dtype=torch.int32)
         context = dataclasses.replace(context, rows=dataclasses.replace(context.rows, adapters=slots))
         found.append(model.logits(model.forward(torch.tensor(tokens), context), context).float())
     return found

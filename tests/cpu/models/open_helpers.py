@@ -28,7 +28,7 @@ class Opened(ReferenceKernels):
             if delta.site.gains is not None:
                 return None
             self.added += 1
-            low = self.adapt(x, delta.site, delta.rows, delta.slots)
+            low = self.adapt(x, delta.site, delta.slots)
             added = self.add_delta(torch.zeros_like(parts[0]), replace(delta, low=low))
             parts = torch.cat((parts, added[None]))
         return parts

@@ -27,14 +27,14 @@ def both(
     made = torch.Generator().manual_seed(1)
     x = torch.randn(tokens, site.inputs, generator=made)
     weight = torch.randn(site.columns, site.inputs, generator=made)
-    rows, slots = torch.arange(tokens) % len(given), torch.tensor(given, dtype=torch.int32)
+    slots = torch.tensor(given, dtype=torch.int32)[torch.arange(tokens) % len(given)]
     width = site.columns // 2 if act == "silu_mul" else site.columns
     beside = torch.randn(tokens, width, generator=made) if residual else None
     found = []
     for kernels in (PLAIN, TritonKernels()):
-        delta = Delta(site, x, kernels.adapt(x, site, rows, slots), rows, slots)
+        delta = Delta(site, x, kernels.adapt(x, site, slots), slots)
         found.append(kernels.product(x, weight, act=act, residual=beside, delta=delta))  # type: ignore[arg-type]
-    return found[0], found[1], slots[rows] > 0
+    return found[0], found[1], slots > 0
 
 
 @pytest.mark.parametrize(
@@ -88,15 +88,15 @@ def test_more_adapters_than_one_tile_takes(widths: list[int], act: str | None, g
 def test_few_tokens_have_one_launch_behind_their_product_and_leave_counters_at_zero(tokens: int) -> None:
     site, kernels = make_site([64], 600, [4, 16, 8], gains=False), TritonKernels()
     x, weight = torch.randn(tokens, 600), torch.randn(64, 600)
-    rows, slots = torch.arange(tokens), torch.arange(tokens, dtype=torch.int32) % 4
-    assert kernels.adapt(x, site, rows, slots) is None
-    delta = Delta(site, x, None, rows, slots)
+    slots = torch.arange(tokens, dtype=torch.int32) % 4
+    assert kernels.adapt(x, site, slots) is None
+    delta = Delta(site, x, None, slots)
     kernels.product(x, weight, delta=delta)
     counted = {op: n["calls"] for op, n in kernels.counters().items() if n["calls"]}
     assert counted == {"adapt": 1, "linear": 1, "add_delta": 1}
     assert not kernels.launch.scratch.counters(x.device).any()
     found = kernels.add_delta(x @ weight.t(), delta)
-    expected = PLAIN.add_delta(x @ weight.t(), Delta(site, x, PLAIN.adapt(x, site, rows, slots), rows, slots))
+    expected = PLAIN.add_delta(x @ weight.t(), Delta(site, x, PLAIN.adapt(x, site, slots), slots))
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
     assert not kernels.launch.scratch.counters(x.device).any()
 
@@ -122,9 +122,9 @@ def test_in_the_shade_of_a_product_that_lies_in_parts(
     """Such a product has room for one part more: either that becomes what adapters add, or the sum is ended."""
     site = make_site(widths, 603, [70, 3, 0, 21], gains=gains)
     x, parts = torch.randn(tokens, 603), torch.randn(4, tokens, site.columns)
-    rows, slots = torch.arange(tokens) % 7, torch.tensor([3, 0, 1, 2, 4, 4, 0], dtype=torch.int32)
-    whole = Delta(site, x, PLAIN.adapt(x, site, rows, slots), rows, slots)
-    delta = Delta(site, x, None, rows, slots)
+    slots = torch.tensor([3, 0, 1, 2, 4, 4, 0], dtype=torch.int32)[torch.arange(tokens) % 7]
+    whole = Delta(site, x, PLAIN.adapt(x, site, slots), slots)
+    delta = Delta(site, x, None, slots)
     y, scratch = parts[:3].sum(0), Scratch()
     beside = torch.randn(tokens, site.columns // (2 if act == "silu_mul" else 1))
     with Bounds().watching():

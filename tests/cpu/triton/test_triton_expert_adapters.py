@@ -53,12 +53,11 @@ def built(config: dict, tensors: dict[str, Tensor], kernels: Any, *, router: boo
 
 
 def logits_of(model: Any, kernels: Any, slots: list[int]) -> Tensor:
-    """[T, vocab] of one step of all sequences, whose rows have these slots."""
+    """[T, vocab] of one step of all sequences, which have these slots."""
     batch = PagedBatch(model.spec.kv_specs, kernels, states=model.spec.states)
     context = batch.step(list(LENGTHS.items()))
     assert context.rows is not None
-    given = torch.zeros(int(context.rows.sequences.max()) + 1, dtype=torch.int32)
-    given[context.rows.sequences] = torch.tensor(slots, dtype=torch.int32)
+    given = torch.tensor(slots, dtype=torch.int32).repeat_interleave(torch.tensor(list(LENGTHS.values())))
     context = dataclasses.replace(context, rows=dataclasses.replace(context.rows, adapters=given))
     tokens = torch.arange(sum(LENGTHS.values())) * 7 % 40
     return model.logits(model.forward(tokens, context), context).float()

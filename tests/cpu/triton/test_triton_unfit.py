@@ -152,11 +152,11 @@ def test_rows_and_choices(kernels: TritonKernels, caplog: pytest.LogCaptureFixtu
 def test_adapters_within_a_product_go_apart_where_that_kernel_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = seeded(monkeypatch, "_adapted_kernel", failing("resources"))
     site, kernels = make_site([64], 200, [4, 16], gains=True), TritonKernels()
-    rows, slots = torch.arange(5), torch.tensor([1, 0, 2, 1, 2], dtype=torch.int32)
+    slots = torch.tensor([1, 0, 2, 1, 2], dtype=torch.int32)
     x, weight = torch.randn(5, 200), torch.randn(64, 200)
     found = []
     for each in (REFERENCE, kernels, kernels):
-        delta = Delta(site, x, each.adapt(x, site, rows, slots), rows, slots)
+        delta = Delta(site, x, each.adapt(x, site, slots), slots)
         found.append(each.product(x, weight, act="gelu", residual=x[:, :64], delta=delta))
     for ours in found[1:]:
         torch.testing.assert_close(ours, found[0], rtol=1e-4, atol=1e-3)

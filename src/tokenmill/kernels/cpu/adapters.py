@@ -33,16 +33,16 @@ class BoundSites:
         """Forget all."""
         self.made.clear()
 
-    def shrink(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor | None:
+    def shrink(self, x: Tensor, site: AdapterSite, slots: Tensor) -> Tensor | None:
         """down @ x of each token's adapter [T, lanes]."""
         kind, native = TYPES.get(x.dtype), self._bind(site)
-        if kind is None or native is None or x.ndim != 2 or rows.dtype != torch.int64 or not rows.is_contiguous():
+        if kind is None or native is None or x.ndim != 2 or slots.dtype != torch.int32 or not slots.is_contiguous():
             return None
         if x.stride(1) != 1:
             x = x.contiguous()
         assert site.down is not None
         low = torch.empty((x.shape[0], site.down.shape[2]), dtype=torch.float32)
-        native.shrink(x.data_ptr(), x.stride(0), kind, _whose(x.shape[0], rows, slots), low.data_ptr())
+        native.shrink(x.data_ptr(), x.stride(0), kind, (slots.data_ptr(), x.shape[0]), low.data_ptr())
         return low
 
     def expand(self, delta: Delta) -> Addends | None:
@@ -54,7 +54,7 @@ class BoundSites:
             return None
         add = torch.empty((low.shape[0], site.columns), dtype=torch.float32)
         gain = None if site.gains is None else torch.empty_like(add)
-        whose = _whose(low.shape[0], delta.rows, delta.slots)
+        whose = delta.slots.data_ptr(), low.shape[0]
         native.expand(low.data_ptr(), whose, add.data_ptr(), 0 if gain is None else gain.data_ptr())
         return gain, add
 
@@ -73,7 +73,3 @@ class BoundSites:
         native = _native.Site(addresses, list(site.borders), site.inputs, lanes, up.shape[1], slots, kind)
         self.made[id(site)] = (weakref.ref(site), key, native, tensors)
         return native
-
-
-def _whose(tokens: int, rows: Tensor, slots: Tensor) -> tuple[int, int, int, int]:
-    return rows.data_ptr(), slots.data_ptr(), tokens, slots.shape[0]

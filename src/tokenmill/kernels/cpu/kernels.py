@@ -169,12 +169,12 @@ class CpuKernels(ReferenceKernels):
         self.count("add_delta", fallback=found is None)
         return addends(delta) if found is None else found
 
-    def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
+    def adapt(self, x: Tensor, site: AdapterSite, slots: Tensor) -> Tensor:
         """down @ x of each token's adapter -> [T, lanes] float32."""
-        found = self._sites.shrink(x, site, rows, slots)
+        found = self._sites.shrink(x, site, slots)
         if found is None:
             self.count("adapt", fallback=True)
-            return super().adapt(x, site, rows, slots)
+            return super().adapt(x, site, slots)
         self.count("adapt")
         return found
 
@@ -392,7 +392,7 @@ class CpuKernels(ReferenceKernels):
         out = visit(bound, x, ids, gates, act, first)
         rows = ctx.rows
         if rows is not None and rows.adapters is not None:  # whose adapters change experts is computed once more
-            at = torch.where(rows.adapters[rows.tokens] > 0)[0]
+            at = torch.where(rows.adapters > 0)[0]
             if not len(at):
                 return out
             own = x.view(len(ids), -1)[at].view(-1, x.shape[1])

@@ -117,13 +117,13 @@ class ProductKernels(ReferenceKernels):
             self.count("linear")
         return found
 
-    def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor | None:
+    def adapt(self, x: Tensor, site: AdapterSite, slots: Tensor) -> Tensor | None:
         """down @ x of each token's adapter, in parts of the sum: [parts, T, lanes]; None for few tokens."""
         if not adapters.can_adapt(site, x):
             self.count("adapt", fallback=True)
-            return super().adapt(x, site, rows, slots)
+            return super().adapt(x, site, slots)
         self.count("adapt")
-        return None if self._is_few(site, x) else self._low(x, site, rows, slots)
+        return None if self._is_few(site, x) else self._low(x, site, slots)
 
     def _is_few(self, site: AdapterSite, x: Tensor) -> bool:
         """Do adapters go down and up in one launch?"""
@@ -141,7 +141,7 @@ class ProductKernels(ReferenceKernels):
             found = self._behind(y.contiguous(), delta, act, residual)
             if found is not None:
                 return found
-            delta = replace(delta, low=self._low(delta.inputs, delta.site, delta.rows, delta.slots))
+            delta = replace(delta, low=self._low(delta.inputs, delta.site, delta.slots))
         assert delta.low is not None
         if delta.low.ndim == 2:  # plain torch has made it
             self.count("add_delta", fallback=True)
@@ -151,10 +151,10 @@ class ProductKernels(ReferenceKernels):
         self.count("add_delta")
         return adapters.finish(y.contiguous(), delta, act, residual, steady=self.launch.steady, pdl=self.launch.pdl)
 
-    def _low(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
+    def _low(self, x: Tensor, site: AdapterSite, slots: Tensor) -> Tensor:
         """down @ x of each token's adapter, in a launch of its own."""
         x = x if x.stride(1) == 1 else x.contiguous()
-        return adapters.adapt(x, site, rows, slots, steady=self.launch.steady, pdl=self.launch.pdl)
+        return adapters.adapt(x, site, slots, steady=self.launch.steady, pdl=self.launch.pdl)
 
     def _behind(self, y: Tensor, delta: Delta, act: Act | None, residual: Tensor | None, *, shade: bool = False,
                 open_: bool = False) -> Tensor | None:  # fmt: skip

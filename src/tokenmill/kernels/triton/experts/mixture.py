@@ -105,7 +105,7 @@ class StackedMixture:
         chosen_by = site is not None and (site.used or bool(site.whole))
         if not chosen_by and all(each.down is None for each in operands):
             return None
-        return Whose(rows.tokens, rows.adapters, top)
+        return Whose(rows.adapters, top)
 
     def _pick(
         self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None, near: Tensor | None, *, keep: bool

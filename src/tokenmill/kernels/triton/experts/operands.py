@@ -26,26 +26,24 @@ _BLOCK = 16
 
 
 class Whose(NamedTuple):
-    """Each token's row [T], each row's slot [R + 1], and how many experts a token has."""
+    """Each token's slot [T], and how many experts a token has."""
 
-    rows: Tensor
     slots: Tensor
     top: int
 
 
 @triton.jit
-def _pairs_of(start, last, order_ptr, rows_ptr, slots_ptr, TOP, BM: tl.constexpr):
+def _pairs_of(start, last, order_ptr, slots_ptr, TOP, BM: tl.constexpr):
     """Places start .. start + BM of the sorted order -> places, which are real, their pairs, their slots (or 0)."""
     place = start + tl.arange(0, BM)
     real = place < last
     pair = tl.load(order_ptr + place, mask=real, other=0)
-    row = tl.load(rows_ptr + pair // TOP, mask=real, other=0)
-    return place, real, pair, tl.load(slots_ptr + row, mask=real, other=0)
+    return place, real, pair, tl.load(slots_ptr + pair // TOP, mask=real, other=0)
 
 
 @triton.jit
 def _lanes_kernel(
-    x_ptr, down_ptr, ranks_ptr, rows_ptr, slots_ptr, order_ptr, tile_ptr, low_ptr, P, K, K_EACH, parts, TOP, SLOTS,
+    x_ptr, down_ptr, ranks_ptr, slots_ptr, order_ptr, tile_ptr, low_ptr, P, K, K_EACH, parts, TOP, SLOTS,
     LANES: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, FROM_TOKEN: tl.constexpr,
     IEEE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -57,7 +55,7 @@ def _lanes_kernel(
     down = down_ptr + (expert * SLOTS).to(tl.int64) * K * LANES
     low = low_ptr + tl.program_id(1).to(tl.int64) * P * LANES
     for start in range(first, last, BM):
-        place, _, pair, slots = _pairs_of(start, last, order_ptr, rows_ptr, slots_ptr, TOP, BM)
+        place, _, pair, slots = _pairs_of(start, last, order_ptr, slots_ptr, TOP, BM)
         source = pair // TOP if FROM_TOKEN else place
         shrink_rows(x_ptr, source, down, ranks_ptr + expert * SLOTS, low, place, slots, tl.program_id(1) * K_EACH,
                     K, K_EACH, K, parts, LANES, BM, BK, BL, IEEE)  # fmt: skip
@@ -65,7 +63,7 @@ def _lanes_kernel(
 
 @triton.jit
 def _pairs_kernel(
-    y_ptr, low_ptr, up_ptr, ranks_ptr, rows_ptr, slots_ptr, order_ptr, tile_ptr, out_ptr, P, N, WIDTH, most_rank, TOP,
+    y_ptr, low_ptr, up_ptr, ranks_ptr, slots_ptr, order_ptr, tile_ptr, out_ptr, P, N, WIDTH, most_rank, TOP,
     SLOTS, PARTS: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, LAST: tl.constexpr, IEEE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -80,7 +78,7 @@ def _pairs_kernel(
     ranks = ranks_ptr + expert * SLOTS
     up = up_ptr + (expert * SLOTS).to(tl.int64) * most_rank * N
     for start in range(first, last, BM):
-        place, real, pair, slots = _pairs_of(start, last, order_ptr, rows_ptr, slots_ptr, TOP, BM)
+        place, real, pair, slots = _pairs_of(start, last, order_ptr, slots_ptr, TOP, BM)
         if not LAST or any_of(slots > 0):
             row = (pair if LAST else place).to(tl.int64)
             both = real[:, None] & ok[None, :]
@@ -105,7 +103,7 @@ def pair_lanes(x: Tensor, stack: SiteStack, order: Sorted, whose: Whose, *, up: 
     splits = max(1, min(4, inputs // 256))
     low = torch.empty((splits, pairs, lanes), dtype=torch.float32, device=x.device)
     _lanes_kernel[(order.tiles.shape[0], splits)](
-        x, stack.down, stack.ranks, whose.rows, whose.slots, order.order, order.tiles, low, pairs, inputs,
+        x, stack.down, stack.ranks, whose.slots, order.order, order.tiles, low, pairs, inputs,
         -(-triton.cdiv(inputs, splits) // 64) * 64, stack.parts, whose.top, slots,
         LANES=lanes, BM=_BLOCK, BK=64, BL=min(64, pow2(lanes)), FROM_TOKEN=up, IEEE=x.dtype == torch.float32, PDL=pdl,
         num_warps=4, launch_pdl=pdl,
@@ -126,7 +124,7 @@ def finish_pairs(
     out = torch.empty((pairs, width), dtype=y.dtype, device=y.device) if gated else y
     most = stack.up.shape[2]
     _pairs_kernel[(order.tiles.shape[0], triton.cdiv(width, 64))](
-        y, low, stack.up, stack.ranks, whose.rows, whose.slots, order.order, order.tiles, out, pairs, columns, width,
+        y, low, stack.up, stack.ranks, whose.slots, order.order, order.tiles, out, pairs, columns, width,
         most, whose.top, stack.up.shape[1],
         PARTS=stack.parts, SPLITS=low.shape[0], LANES=low.shape[2], ACT=kind, GATED=gated, BM=_BLOCK, BN=64,
         BR=max(16, min(64, pow2(most))), LAST=act is None, IEEE=y.dtype == torch.float32, PDL=pdl, num_warps=4,

@@ -36,18 +36,11 @@ _CHUNK, _DOWN = 64, 128
 """Entries of a sum that one product on tensor cores takes: on the way up, and down."""
 ROOM = 38 << 10
 """Shared memory of a program that goes down, with what the driver takes of it."""
-_MOST_CUTS = 32
+_MOST_CUTS, _REGISTERS = 32, 168
+"""With fewer registers, or without a bound, cuts of a sum are asked for one by one."""
 
 
 # ---------------------------------------------------------------- which adapters a step has
-
-
-@triton.jit
-def slots_of(rows_ptr, slots_ptr, M, BM: tl.constexpr):
-    """Each row's slot, [BM]; 0: none. Nothing that runs behind the embedding writes these, so no need to wait."""
-    m = tl.arange(0, BM)
-    rows = tl.load(rows_ptr + m, mask=m < M, other=0)
-    return tl.load(slots_ptr + rows, mask=m < M, other=0)
 
 
 @triton.jit
@@ -222,7 +215,7 @@ def come_up(
 
 @triton.jit(do_not_specialize=["M"])
 def _adapted_kernel(
-    x_ptr, y_ptr, residual_ptr, out_ptr, down_ptr, up_ptr, ranks_ptr, rows_ptr, slots_ptr, gains_ptr, shifts_ptr,
+    x_ptr, y_ptr, residual_ptr, out_ptr, down_ptr, up_ptr, ranks_ptr, slots_ptr, gains_ptr, shifts_ptr,
     sums_ptr, count_ptr, M, K, x_stride, columns, WIDTH, most_rank, shrinkers,
     border1, border2, border3, tiles1, tiles2, tiles3,
     PARTS: tl.constexpr, LANES: tl.constexpr, GAINS: tl.constexpr, RESIDUAL: tl.constexpr, ACT: tl.constexpr,
@@ -233,7 +226,8 @@ def _adapted_kernel(
     """A program has BN columns of all rows; no tile crosses a border of parts. WIDTH: of the output. UNADDED: y lies in
     so many parts of a sum; 0: it is whole. SHADE: x may be read at once. OPEN: out is what adapters add, without y."""
     begin(PDL)
-    slots = slots_of(rows_ptr, slots_ptr, M, BM)
+    m = tl.arange(0, BM)
+    slots = tl.load(slots_ptr + m, mask=m < M, other=0)  # nothing that runs behind the embedding writes these
     firsts = first_rows(slots, BM)
     order = tl.cumsum(firsts, 0) - 1
     if tl.program_id(0) < shrinkers:
@@ -246,7 +240,6 @@ def _adapted_kernel(
     part, start, end, tile = part_of(
         tl.program_id(0) - shrinkers, columns, WIDTH, border1, border2, border3, tiles1, tiles2, tiles3, PARTS, GATED
     )
-    m = tl.arange(0, BM)
     n = start + tile * BN + tl.arange(0, BN)
     ok = n < end
     if PREFETCH:
@@ -377,12 +370,12 @@ def adapted(
     total = triton.cdiv(width, block) if gated or site.parts == 1 else tiles[-1]
     cuts, shrinkers = cuts_of(site, tokens), shrinkers_of(total)
     _adapted_kernel[(shrinkers + total,)](
-        x, y, residual, out, site.down, site.up, site.ranks, delta.rows, delta.slots, site.gains, site.shifts,
+        x, y, residual, out, site.down, site.up, site.ranks, delta.slots, site.gains, site.shifts,
         scratch.partial(y.device), scratch.counters(y.device), tokens, site.inputs, x.stride(0), site.columns, width,
         site.up.shape[1], shrinkers, *borders, *tiles[:3],
         **_constants(site, cuts), GAINS=site.gains is not None, RESIDUAL=residual is not None, ACT=kind, GATED=gated,
         BM=cuts.rows, BN=block, BK=_down(cuts), UNADDED=0 if y.ndim == 2 else y.shape[0] - shade, SHADE=shade,
         OPEN=open_, WIDE=INTERPRETED or x.dtype == torch.float32, PREFETCH=pdl and not INTERPRETED, PDL=pdl,
-        num_warps=4, launch_pdl=pdl,
+        num_warps=4, maxnreg=_REGISTERS, launch_pdl=pdl,
     )  # fmt: skip
     return y if open_ else out

@@ -72,16 +72,14 @@ def shrink_rows(
 
 @triton.jit
 def _shrink_kernel(
-    x_ptr, down_ptr, ranks_ptr, rows_ptr, slots_ptr, low_ptr, T, K, K_EACH, x_stride, parts,
+    x_ptr, down_ptr, ranks_ptr, slots_ptr, low_ptr, T, K, K_EACH, x_stride, parts,
     LANES: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, IEEE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     t = tl.program_id(0) * BM + tl.arange(0, BM)
     real = t < T
-    # Nothing that runs behind the embedding writes these (adapted.py).
-    rows = tl.load(rows_ptr + t, mask=real, other=0)
-    slots = tl.load(slots_ptr + rows, mask=real, other=0)
+    slots = tl.load(slots_ptr + t, mask=real, other=0)  # nothing that runs behind the embedding writes these
     wait(PDL)
     low = low_ptr + tl.program_id(1).to(tl.int64) * T * LANES
     shrink_rows(x_ptr, t, down_ptr, ranks_ptr, low, t, slots, tl.program_id(1) * K_EACH, K, K_EACH, x_stride, parts,
@@ -148,7 +146,7 @@ def part_of(
 
 @triton.jit
 def _expand_kernel(
-    y_ptr, low_ptr, up_ptr, ranks_ptr, rows_ptr, slots_ptr, gains_ptr, shifts_ptr, residual_ptr, out_ptr,
+    y_ptr, low_ptr, up_ptr, ranks_ptr, slots_ptr, gains_ptr, shifts_ptr, residual_ptr, out_ptr,
     T, N, WIDTH, most_rank, border1, border2, border3, tiles1, tiles2, tiles3,
     PARTS: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, GAINS: tl.constexpr, RESIDUAL: tl.constexpr,
     ACT: tl.constexpr, GATED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, IEEE: tl.constexpr,
@@ -162,8 +160,7 @@ def _expand_kernel(
     part, start, end, tile = part_of(tile, N, WIDTH, border1, border2, border3, tiles1, tiles2, tiles3, PARTS, GATED)
     n = start + tile * BN + tl.arange(0, BN)
     ok = n < end
-    rows = tl.load(rows_ptr + t, mask=real, other=0)
-    slots = tl.load(slots_ptr + rows, mask=real, other=0)
+    slots = tl.load(slots_ptr + t, mask=real, other=0)
     wait(PDL)
     both = real[:, None] & ok[None, :]
     at = t[:, None].to(tl.int64) * N + n[None, :]
@@ -204,7 +201,7 @@ def can_adapt(site: AdapterSite, x: Tensor) -> bool:
     return site.parts <= MOST_PARTS and site.down is not None and site.down.dtype == x.dtype and x.ndim == 2
 
 
-def adapt(x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor, *, steady: bool, pdl: bool) -> Tensor:
+def adapt(x: Tensor, site: AdapterSite, slots: Tensor, *, steady: bool, pdl: bool) -> Tensor:
     """down @ x of each token's adapter, in parts of the sum: [splits, T, lanes] float32."""
     assert site.down is not None
     tokens, lanes = x.shape[0], site.down.shape[2]
@@ -213,7 +210,7 @@ def adapt(x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor, *, steady: 
     low = torch.empty((splits, tokens, lanes), dtype=torch.float32, device=x.device)
     block, step = (16, 64) if steady or tokens <= FEW else (32, _STEP)
     _shrink_kernel[(triton.cdiv(tokens, block), splits)](
-        x, site.down, site.ranks, rows, slots, low, tokens, site.inputs, each, x.stride(0), site.parts,
+        x, site.down, site.ranks, slots, low, tokens, site.inputs, each, x.stride(0), site.parts,
         LANES=lanes, BM=block, BK=step, BL=min(64, pow2(lanes)),
         IEEE=x.dtype == torch.float32, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
@@ -232,7 +229,7 @@ def finish(y: Tensor, delta: Delta, act: str | None, residual: Tensor | None, *,
     grid = triton.cdiv(tokens, block), triton.cdiv(width, columns) if gated or site.parts == 1 else tiles[-1]
     most = site.up.shape[1]
     _expand_kernel[grid](
-        y, low, site.up, site.ranks, delta.rows, delta.slots, site.gains, site.shifts, residual, out,
+        y, low, site.up, site.ranks, delta.slots, site.gains, site.shifts, residual, out,
         tokens, site.columns, width, most, *borders, *tiles[:3],
         PARTS=site.parts, SPLITS=low.shape[0], LANES=low.shape[2], GAINS=site.gains is not None,
         RESIDUAL=residual is not None, ACT=kind, GATED=gated, BM=block, BN=columns,
