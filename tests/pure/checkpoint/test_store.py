@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -16,10 +17,12 @@ import pytest
 from tokenmill.checkpoint import store as store_module
 from tokenmill.checkpoint.blobs import Incoming, check_files, read_digest
 from tokenmill.checkpoint.entry import Entry, Source, Words
+from tokenmill.checkpoint.gguf_write import Entry as Tensor
+from tokenmill.checkpoint.gguf_write import write_gguf
 from tokenmill.checkpoint.modelfile_parameters import PARAMETERS, as_options, check_parameters, read_written, written
 from tokenmill.checkpoint.pull import drop_files, measured, pull_local
 from tokenmill.checkpoint.store import STALE_S, NoSuchModelError, Store
-from tokenmill.checkpoint.stored import as_stored, find_stored, location, under
+from tokenmill.checkpoint.stored import as_stored, find_stored, location, rank_of, under
 from tokenmill.checkpoint.stored_names import file_name, full_name, name_from, short_name
 from tokenmill.core.errors import BusyError, ModelError, ParameterError, TooLargeError, UserError
 
@@ -238,6 +241,16 @@ def test_bad_names_of_files(name: str) -> None:
 
 
 # ---------------------------------------------------------------- what a name means
+
+
+def test_the_rank_of_an_adapter_of_few_experts(tmp_path: Path) -> None:
+    halves = {"lora_a": (4, 32, 64), "lora_b": (4, 96, 32)}
+    entries = [
+        Tensor(f"blk.0.ffn_up_exps.weight.{half}", shape, "F32", lambda size=math.prod(shape): [bytes(4 * size)])
+        for half, shape in halves.items()
+    ]
+    write_gguf(tmp_path / "a.gguf", {"general.architecture": "qwen3moe"}, entries)
+    assert rank_of(tmp_path / "a.gguf") == 32
 
 
 def test_a_stored_model_is_options(store: Store, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
