@@ -19,6 +19,8 @@ from tokenmill.core.vllm_arguments import ENGINE, SAME, SERVER, SWITCHES, parsed
 
 _SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size",
           "-dcp": "--decode-context-parallel-size", "-cc": "--compilation-config"}  # fmt: skip
+_PARTS = ("--modelfile", "--parameters", "--template", "--system", "--license")
+"""Switches of `ollama show`."""
 _PART = re.compile(r"(--?[A-Za-z][\w-]*)\.([^=]+)")
 _OFF = ("-1", "0", "")
 """Values that switch a flag off, or ask for a default."""
@@ -324,6 +326,8 @@ def _taken(other: Foreign, rest: list[str]) -> int:
 def _lookup(name: str, verb: str) -> Foreign | None:
     if name == "-p" and verb == "serve":
         return Foreign(why="--port N is the port, and requests bring their prompts")
+    if verb == "show" and name in _PARTS:
+        return Foreign(into=f"--only {name[2:]}", takes=0)
     if name in ("-v", "--verbose", "--log-verbose"):
         return Foreign(into="--log-level debug" if verb == "serve" else "", takes=0)
     return LLAMA.get(name) or _vllm(name)
