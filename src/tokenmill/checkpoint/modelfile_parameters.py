@@ -7,6 +7,7 @@ Must not know: Modelfiles, requests.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -129,6 +130,19 @@ def written(parameters: Mapping[str, Any]) -> list[tuple[str, str]]:
         values = value if isinstance(value, list) else [value]
         lines += [(name, str(each).lower() if isinstance(each, bool) else str(each)) for each in values]
     return lines
+
+
+def listed(parameters: Mapping[str, Any]) -> str:
+    """Parameters as Ollama lists them: a name and a value in each line, texts in quotes."""
+    pairs = ((name, value if isinstance(value, list) else [value]) for name, value in sorted(parameters.items()))
+    return "\n".join(f"{name:30} {json.dumps(each, ensure_ascii=False)}" for name, values in pairs for each in values)
+
+
+def of_generation(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Generation settings under the names of Ollama's parameters; those that it does not have are left out."""
+    names = {parameter.into: name for name, parameter in PARAMETERS.items() if parameter.into}
+    found = {names[into]: value for into, value in settings.items() if into in names and value is not None}
+    return {**found, "temperature": 0.0} if settings.get("do_sample") is False else found
 
 
 def as_options(parameters: Mapping[str, Any]) -> dict[str, Any]:

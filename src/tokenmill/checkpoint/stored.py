@@ -118,7 +118,7 @@ def rank_of(path: Path) -> int:
             ranks = [found.get("r"), *(patterns.values() if isinstance(patterns, dict) else ())]
         else:
             tensors = open_gguf(path).tensors
-            ranks = [min(info.shape) for name, info in tensors.items() if name.endswith((".lora_a", ".lora_b"))]
+            ranks = [min(info.shape[-2:]) for name, info in tensors.items() if name.endswith((".lora_a", ".lora_b"))]
     except ModelError:
         return 0
     return max((rank for rank in ranks if isinstance(rank, int) and not isinstance(rank, bool)), default=0)

@@ -128,13 +128,13 @@ def _answer(
     come, with what was asked for."""
     asked = {"model": model, "answers": most, "texts": hashlib.sha256(json.dumps(texts).encode()).hexdigest()}
     found = _kept_answers(kept, asked) if resume and kept.exists() else {}
-    write_whole(kept, "".join(f"{json.dumps(entry)}\n" for entry in (asked, *found.values())))
     if left := [n for n in range(len(texts)) if n not in found]:
         with show_waiting("Loading the model"):
             from tokenmill import LLM
 
             llm = LLM(model=model, device=device)
         try:
+            write_whole(kept, "".join(f"{json.dumps(entry)}\n" for entry in (asked, *found.values())))
             with kept.open("a") as file, Heartbeat("answering"):
                 for entry in _answers(llm, texts, left, most):
                     found[entry["n"]] = entry
@@ -149,6 +149,8 @@ def _answer(
             raise ParameterError(f"{kept} cannot be written: {error.strerror}.") from error
         finally:
             llm.close()
+            if not found:  # so that the folder may be named again
+                kept.unlink(missing_ok=True)
     entries = [found[n] for n in range(len(texts))]
     return [entry["tokens"] for entry in entries], [entry["prompt"] for entry in entries]
 

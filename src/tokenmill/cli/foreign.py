@@ -7,14 +7,21 @@ know: verbs.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tokenmill.cli.loading import say
 from tokenmill.core.errors import UserError
-from tokenmill.core.vllm_arguments import ENGINE, SERVER, SWITCHES, parsed
+from tokenmill.core.vllm_arguments import ENGINE, SAME, SERVER, SWITCHES, parsed
 
-_SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
+_SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size",
+          "-dcp": "--decode-context-parallel-size", "-cc": "--compilation-config"}  # fmt: skip
+_PARTS = ("--modelfile", "--parameters", "--template", "--system", "--license")
+"""Switches of `ollama show`."""
+_PART = re.compile(r"(--?[A-Za-z][\w-]*)\.([^=]+)")
 _OFF = ("-1", "0", "")
 """Values that switch a flag off, or ask for a default."""
 _CHOICES = ("on", "off", "auto", "0", "1", "true", "false")
@@ -62,7 +69,8 @@ HARMLESS: Mapping[int, str] = {
     "-cb --cont-batching --warmup --no-warmup --jinja --metrics --slots --props --webui --ui -kvu --kv-unified "
     "--embedding --embeddings --rerank --reranking --log-prefix --log-timestamps --no-log-prefix --no-log-timestamps "
     "--no-display-prompt -cnv --conversation -i --interactive -if --interactive-first -co --color --simple-io "
-    "--no-mmproj -dio --direct-io --hidethinking --no-context-shift --prefill-assistant",
+    "--no-mmproj -dio --direct-io --hidethinking --no-context-shift --prefill-assistant -O0 -O1 -O2 -O3 "
+    "--enable-reasoning",
     1: "-fitt --fit-target -fitc --fit-ctx -lm --load-mode -lzm --lazy-mode -O --threads-http",
 }
 """Flags that are accepted silently, by how many values follow them. What they ask for is done anyway, or concerns only
@@ -99,6 +107,7 @@ LLAMA: Mapping[str, Foreign] = {
     **_same("--ssl-keyfile", "--ssl-key-file"),
     **_same("--ssl-certfile", "--ssl-cert-file"),
     **_same("--check-weights", "--check-tensors", takes=0),
+    **_same("--enable-expert-parallel", "-ep", takes=0),
     **_same("--log-json", "--log-jsonl", takes=0),
     **_same("--no-log-json", "--no-log-jsonl", takes=0),
     **_same("--enable-prefix-caching", "--cache-prompt", takes=0),
@@ -237,6 +246,7 @@ def as_ours(args: list[str], known: Mapping[str, bool], verb: str, said: list[Ty
     """The command line with other programs' flags replaced or left out. known: the verb's flags, and whether a value
     follows each. said receives every flag that was found. Raises Refused for a flag that cannot be used."""
     said = [] if said is None else said
+    args = _joined(args, known, verb)
     found: list[str] = []
     at = 0
     while at < len(args):
@@ -253,7 +263,8 @@ def as_ours(args: list[str], known: Mapping[str, bool], verb: str, said: list[Ty
             taken = int(known[name] and not equals)
             text = value if equals else " ".join(rest[:taken])
             said.append(TypedFlag(typed_name, name, text, f"{typed_name} {text}".rstrip()))
-            found += [f"{name}{equals}{value}", *rest[:taken]]
+            same = SAME.get((name.removeprefix("--").replace("-", "_"), text))
+            found += [f"{name}{equals}{value}", *rest[:taken]] if same is None else [name, same]
             at += taken
         elif (other := _lookup(name, verb)) is not None:
             given = [value] if equals else rest[: _taken(other, rest)]
@@ -270,6 +281,29 @@ def as_ours(args: list[str], known: Mapping[str, bool], verb: str, said: list[Ty
         else:
             raise _elsewhere(name, name, [value] if equals else rest[:1], known)
     return found
+
+
+def _joined(args: list[str], known: Mapping[str, bool], verb: str) -> list[str]:
+    """vLLM's `--flag.key value` as `--flag {"key": value}`, behind the other words."""
+    kept: list[str] = []
+    parts: dict[str, dict[str, Any]] = {}
+    words = iter(args[: args.index("--")] if "--" in args else args)
+    for word in words:
+        name, equals, value = word.partition("=")
+        part = _PART.fullmatch(name)
+        ours = None if part is None else _dashed(part[1], known, verb)
+        if part is None or ours is None or not (ours in known or _lookup(ours, verb) is not None):
+            kept.append(word)
+            continue
+        *outer, key = part[2].split(".")
+        inner = parts.setdefault(ours, {})
+        for each in outer:
+            if not isinstance(inner.get(each), dict):
+                inner[each] = {}
+            inner = inner[each]
+        inner[key] = parsed(value if equals else next(words, ""))
+    whole = [word for name, given in parts.items() for word in (name, json.dumps(given))]
+    return [*kept, *whole, *(args[args.index("--") :] if "--" in args else [])]
 
 
 def _dashed(name: str, known: Mapping[str, bool], verb: str) -> str:
@@ -292,6 +326,8 @@ def _taken(other: Foreign, rest: list[str]) -> int:
 def _lookup(name: str, verb: str) -> Foreign | None:
     if name == "-p" and verb == "serve":
         return Foreign(why="--port N is the port, and requests bring their prompts")
+    if verb == "show" and name in _PARTS:
+        return Foreign(into=f"--only {name[2:]}", takes=0)
     if name in ("-v", "--verbose", "--log-verbose"):
         return Foreign(into="--log-level debug" if verb == "serve" else "", takes=0)
     return LLAMA.get(name) or _vllm(name)
@@ -300,7 +336,7 @@ def _lookup(name: str, verb: str) -> Foreign | None:
 def _vllm(name: str) -> Foreign | None:
     """The meaning of vLLM's flags that are not options here."""
     if name in _SHORT:
-        return Foreign(into=_SHORT[name])
+        return _vllm(_SHORT[name]) or Foreign(into=_SHORT[name])
     plain = name.removeprefix("--").replace("-", "_")
     if name.startswith("--no-") and plain not in SWITCHES and plain.removeprefix("no_") in SWITCHES:
         return Foreign(into="", takes=0)

@@ -20,7 +20,7 @@ LOAD = {
     "efficiency": flag("efficiency", str, "Shares of the ceilings that are reached: MEMORY,COMPUTE, or one for both."),
     "price": flag("price", float, "US dollars per hour of one device.", min=0.0),
     "contexts": flag(
-        "context", list[int], "Prompt tokens per request (may be repeated; default: 1024, 8192, 32768, 131072)."
+        "context", list[int], "Prompt tokens per request (may be repeated; default: 1024, 8192, 32768, 131072).", min=1
     ),
     "output": flag("output_len", int, "Output tokens per request (default: 256).", min=1),
     "slo": flag("slo", str, "Find the cheapest set-up that meets this, such as ttft=500ms,tpot=50ms."),

@@ -44,7 +44,7 @@ def show(
     ),
 ) -> None:
     """Show a stored model as a Modelfile, or a part of it."""
-    from tokenmill.checkpoint.modelfile_parameters import written
+    from tokenmill.checkpoint.modelfile_parameters import listed
     from tokenmill.server.ollama.create import known_entry
 
     entry = known_entry(open_store(), name)
@@ -60,7 +60,7 @@ def show(
             typer.echo(f"# {about}")
         typer.echo(modelfile_of(entry), nl=False)
     elif part == "parameters":
-        typer.echo("\n".join(f"{each} {value}" for each, value in written(entry.parameters)))
+        typer.echo(listed(entry.parameters))
     elif part == "template":
         typer.echo(words.written or words.template)
     elif part == "system":

@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 from tokenmill.core.errors import ParameterError, shown
 from tokenmill.core.files import home, in_home
 from tokenmill.core.option_values import but_got, check_option
-from tokenmill.core.text_values import read_written
+from tokenmill.core.text_values import AUTO, read_written
 from tokenmill.core.vllm_arguments import SERVER, options_alone
 
 _types = cache(get_type_hints)  # annotations are text: each is compiled and run
@@ -45,7 +45,7 @@ class ModelOptions:
         None,
         "Quantise the weights at load: fp8, int8, int4 (int4-g64, int4-g128, w4a8); `fp8,head=none` spares the head.",
     )
-    max_model_len: int | None = option(None, "Longest prompt + output in tokens (default: the model's, if it fits).")
+    max_model_len: int | None = option(None, "Longest prompt + output in tokens (default: the model's, or what fits).")
     skip_tokenizer_init: bool = option(False, "Load no tokenizer: token ids in, token ids out.")
     revision: str | None = option(None, "Branch, tag or commit of a hub model.")
     hf_overrides: dict[str, Any] | None = option(None, "Entries that replace those of config.json (JSON).")
@@ -412,7 +412,7 @@ def _read_groups(
     environment = os.environ if environment is None else environment
     for name, (group, item, kind) in known.items():
         text = environment.get(f"TOKENMILL_{name.upper()}")
-        if text is not None:
+        if text is not None and not _is_auto(text, kind):
             chosen[group][name] = _from_environment(name, text, item, kind)
     for given, value in flat.items():
         name = names.get(given, given)
@@ -423,7 +423,7 @@ def _read_groups(
                 hint = f" It is the server's (--{given.replace('_', '-')})."
                 hint += " Offline, give it to chat()." if given == "chat_template" else ""
             raise ParameterError(f"Unknown option {shown(given)}.{hint}", param=given)
-        chosen[known[name][0]][name] = value
+        chosen[known[name][0]][name] = None if _is_auto(value, known[name][2]) else value
     for values in chosen.values():
         for name, value in values.items():
             check_option(name, value, known[name][1], known[name][2])
@@ -433,6 +433,12 @@ def _read_groups(
 def override(config: EngineConfig, group: str, **values: Any) -> EngineConfig:
     """A copy with some options of one group replaced."""
     return replace(config, **{group: replace(getattr(config, group), **values)})
+
+
+def _is_auto(value: Any, kind: Any) -> bool:
+    """Is it the word that leaves a number to be found out, as it is where none is given?"""
+    kinds = getattr(kind, "__args__", ())
+    return value == AUTO and int in kinds and type(None) in kinds and str not in kinds
 
 
 def _from_environment(name: str, text: str, item: Field, kind: Any) -> Any:

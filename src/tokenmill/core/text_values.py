@@ -7,6 +7,8 @@ import json
 import re
 from typing import Any
 
+AUTO = "auto"
+"""What may be written for a whole number that is found out where none is given."""
 _COUNT = re.compile(r"([+-]?\d+)|(\d+(?:\.\d+)?)([kKmMgGtT])(i?)(B?)")
 _SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 

@@ -224,6 +224,9 @@ STORED_AS = frozenset(
 )
 """Values of `quantization` that say how a file stores its weights. They are not needed, because the file states it."""
 
+SAME = {("kv_cache_dtype", "fp8_e4m3"): "fp8"}
+"""Values that have another name here."""
+
 LOAD_AS = frozenset({"gguf", "hf", "fastsafetensors", "runai_streamer"})
 """Values of `load_format` that say how files are read. They are not needed: it is detected."""
 
@@ -266,8 +269,10 @@ def _plain(name: str, value: Any) -> Any:
         return None
     if name == "load_format" and isinstance(value, str) and value in LOAD_AS:
         return "auto"
-    if name == "kv_cache_dtype" and value == "fp8_e4m3":
-        return "fp8"
+    if isinstance(value, str) and (name, value) in SAME:
+        return SAME[name, value]
+    if name == "max_model_len" and value == -1 and not isinstance(value, bool):
+        return None  # as much as fits, which is the default here
     if name == "hf_token" and value is True:
         return None  # the one that is stored, or HF_TOKEN
     if name == "served_model_name" and isinstance(value, (list, tuple)) and all(isinstance(n, str) for n in value):

@@ -6,6 +6,8 @@ roofline times at the stated efficiency. Must not know: terminals.
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +17,7 @@ from tokenmill.compute.model import Checkpoint
 from tokenmill.core.config import CacheOptions, EngineConfig, ScheduleOptions, all_options, override
 from tokenmill.core.errors import NoWeightsError, UserError
 from tokenmill.engine import loading, memory
+from tokenmill.engine.balance import read_balance
 from tokenmill.engine.model_source import ModelSource
 from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.kvcache.pool import CacheLayout, buy_blocks, make_layout
@@ -32,6 +35,7 @@ from tokenmill.measure.several_devices import (
     spread_cost,
     stage_of,
     state_bytes,
+    with_copies,
 )
 from tokenmill.measure.shape_checkpoint import ShapeCheckpoint
 from tokenmill.measure.step_time import step_time
@@ -178,11 +182,13 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
     sheet, device = planner.sheet, setup.own
     check_spread(sheet, setup.spread)
     held = replace(planner, sheet=stage_of(sheet, setup.stages))
+    if (moving := read_balance(planner.config.parallel)) is not None:  # never with stages
+        held = replace(planner, sheet=with_copies(sheet, setup.ranks, moving.num_redundant_experts))
     reach = speeds(device, speed_type(planner, device), setup.efficiency)
     divided = layouts(held, device, setup.spread.sharers(planner.kind))
     max_context = _max_context(divided)
     fits = _fits(planner.config, divided)
-    setup = replace(setup, output=max(1, min(setup.output, max_context // 2)))
+    asked, setup = setup, replace(setup, output=max(1, min(setup.output, max_context // 2)))
     contexts = _contexts(setup, max_context) if fits else []
     points = [
         point(planner, setup, reach, context, batch)
@@ -190,7 +196,8 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
         for batch in _batches(held, divided, context, setup.output)
     ]
     price = device.usd_per_hour if setup.price is None else setup.price
-    notes = list(planner.notes) + ([device.note] if device.note else [])
+    notes = [*planner.notes, *([device.note] if device.note else []), *_uncounted(planner.config)]
+    notes += _shortened(asked, setup.output, contexts, max_context) if fits else []
     found: dict[str, Any] = {
         "model": planner.config.model.model,
         "device": device.name,
@@ -237,6 +244,26 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
     best = whole["output_tokens_per_s"]
     cost = round(1e6 * price * whole["devices"] / 3600 / best, 4) if price and best else None
     return {**found, "usd_per_million_tokens": cost}
+
+
+def _uncounted(config: EngineConfig) -> list[str]:
+    """What the options ask for and the figures do not contain."""
+    found = []
+    if config.speculate.speculative_config:
+        found.append("speeds are those without drafts; a drafter's weights, keys and values come on top")
+    if config.adapters.enable_lora:
+        found.append("adapters are not counted: their places on the device come on top, and their products take time")
+    return found
+
+
+def _shortened(asked: Setup, output: int, contexts: Sequence[int], longest: int) -> list[str]:
+    """What of the load is too long for the longest context, and so not looked at."""
+    found = []
+    if asked.output not in (output, DEFAULT_OUTPUT):
+        found.append(f"--output-len {asked.output} is taken as {output}, half of the longest context")
+    if long := sorted(set(asked.contexts) - set(contexts)):
+        found.append(f"--context {', '.join(map(str, long))} is left out: {longest} tokens fit, with the answer")
+    return found
 
 
 def layouts(planner: Planner, device: Device, sharers: int = 1) -> Layouts:
@@ -424,6 +451,8 @@ def _flags(planner: Planner, divided: Layouts, setup: Setup, max_context: int) -
         "tensor_parallel_size": setup.ranks if setup.ranks > 1 else None,
         "pipeline_parallel_size": setup.stages if setup.stages > 1 else None,
         "enable_expert_parallel": setup.whole_experts or None,
+        "enable_eplb": config.parallel.enable_eplb or None,
+        "eplb_config": config.parallel.eplb_config,
         "data_parallel_size": setup.engines if setup.engines > 1 else None,
         "max_model_len": max_context if 0 < max_context < planner.sheet.spec.max_positions else None,
     }
@@ -437,7 +466,9 @@ def _flags(planner: Planner, divided: Layouts, setup: Setup, max_context: int) -
 
 def _flag(name: str, value: Any) -> str:
     name = name.replace("_", "-")
-    return f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
+    if isinstance(value, bool):
+        return f"--{'' if value else 'no-'}{name}"
+    return f"--{name} {shlex.quote(json.dumps(value)) if isinstance(value, dict) else value}"
 
 
 def _sized_by_hand(config: EngineConfig) -> bool:

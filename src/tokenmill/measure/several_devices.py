@@ -24,6 +24,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.counting import Sheet
 from tokenmill.measure.roofline import Cost
+from tokenmill.parallel.experts import slots_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,15 @@ def stage_of(sheet: Sheet, stages: int) -> Sheet:
     paged, recurrent = (-(-len(each) // stages) for each in (sheet.spec.kv_specs, sheet.spec.states))
     spec = replace(sheet.spec, kv_specs=sheet.spec.kv_specs[:paged], states=sheet.spec.states[:recurrent])
     return replace(sheet, spec=spec, held_bytes=int(body * share / layers + ends))
+
+
+def with_copies(sheet: Sheet, ranks: int, redundant: int) -> Sheet:
+    """The memory of a rank whose experts may move: every mixture has so many further copies of experts on all ranks
+    together. Refuses numbers that do not divide."""
+    for mixture in sheet.body.mixtures:
+        slots_of(mixture.experts, ranks, redundant)
+    copies = redundant * sum(mixture.bytes for mixture in sheet.body.mixtures)
+    return replace(sheet, held_bytes=sheet.held_bytes + int(copies))
 
 
 def spread_cost(cost: Cost, sheet: Sheet, spread: Spread) -> Cost:

@@ -23,6 +23,8 @@ _CEILINGS = (
 and keep small what is made from a number before any tensor is looked at (orders of rows, tables)."""
 _MAX_SIZE = 1 << 20
 _HUGE = 1e300
+_MOST = 1e18
+"""The largest number that is not whole, and below zero the smallest: beyond it float32 soon has none."""
 _WORDS = {
     int: "a whole number",
     float: "a number",
@@ -102,10 +104,10 @@ class ModelConfig:
         elif kind in (int, float) or not isinstance(value, kind):
             raise ModelError(f"config.json: '{self._full(name)}' must be {_WORDS[kind]}, not {shown(value)}.")
         if kind in (int, float):
-            low = (1 if kind is int else float("-inf")) if low is None else low
-            high = (_ceiling(name) if kind is int else 1e18) if high is None else high
+            low = (1 if kind is int else -_MOST) if low is None else low
+            high = (_ceiling(name) if kind is int else _MOST) if high is None else high
             if not low <= value <= high:
-                shown_value = value if abs(value) < 1e18 else f"{float(min(abs(value), _HUGE)):g}"
+                shown_value = value if abs(value) < 1e18 else f"{float(max(min(value, _HUGE), -_HUGE)):g}"
                 raise ModelError(
                     f"config.json: '{self._full(name)}' = {shown_value} is out of bounds ({low:g} to {high:g})."
                 )

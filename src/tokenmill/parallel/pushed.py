@@ -41,6 +41,7 @@ class PushGroup(TorchGroup):
         made = self._by_all(self._meet) if self.size <= MOST_RANKS else None
         if made is not None:
             self.memory, self.buffers = made
+            self.adds_parts = True
             self.turns = torch.zeros(self.most // self._push.BLOCK, dtype=torch.int32, device=self.device)
             if exchanges and self.size == 2:
                 self.exchanges = self._by_all(lambda: Exchanges(self.rank, self.group, self.device, pdl=pdl))
@@ -64,11 +65,6 @@ class PushGroup(TorchGroup):
         buffer.fill_(self._push.EMPTY)
         addresses = torch.tensor([int(at) for at in handle.buffer_ptrs], dtype=torch.int64, device=self.device)
         return (buffer, handle), addresses
-
-    @property
-    def adds_parts(self) -> bool:  # type: ignore[override]
-        """The kernel that sends a row reads it in parts as well."""
-        return self.buffers is not None
 
     def pieces(self, x: Tensor) -> int:
         """Several where two ranks send each other long parts."""

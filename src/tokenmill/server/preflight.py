@@ -66,6 +66,9 @@ def check_effects(server: ServerConfig, *, several: bool, adapters: bool) -> Non
         ("--models-memory", models.models_memory is not None, several, "with one model"),
         ("--models-queue", models.models_queue != type(models)().models_queue, several, "with one model"),
         ("--models-patience", models.models_patience != type(models)().models_patience, several, "with one model"),
+        ("--models-sleep-memory", models.models_sleep_memory is not None, several, "with one model"),
+        ("--host", listen.host != type(listen)().host, listen.uds is None, "beside --uds"),
+        ("--port", listen.port not in (0, type(listen)().port), listen.uds is None, "beside --uds"),
         ("--share-prefix-cache", listen.share_prefix_cache, len(listen.api_key or ()) > 1, "without several --api-key"),
     )  # fmt: skip
     for flag, given, effective, why_not in needs:

@@ -147,6 +147,7 @@ def test_answers_are_the_models_own(teacher):
     more = ["distill", str(teacher / "teacher"), str(teacher / "long"), "--data", str(teacher / "long.jsonl")]
     done = CliRunner().invoke(app, [*more, *SETTINGS, "--answers", "40"])
     assert done.exit_code == 2 and "--data: a text of " in done.output and "--max-model-len" not in done.output
+    assert not (teacher / "long").exists(), "the same folder may be named again"
     kept.write_text(kept.read_text().replace("tokens", "token"))
     assert "cannot be read" in CliRunner().invoke(app, [*arguments, "--answers", "40"]).output
 

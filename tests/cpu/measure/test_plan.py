@@ -261,3 +261,19 @@ def test_float16_takes_the_same_room_on_a_cpu(tmp_path):
 
     assert held(folder, "gpu") == held(alone, "gpu")
     assert held(folder, "cpu") == held(alone, "cpu") < 1.02 * held(folder, "gpu"), "norms alone are in float32"
+
+
+def test_what_is_not_counted_and_what_is_too_long_is_told(tmp_path):
+    """Drafts, adapters, and a load that the longest context cannot hold; a context of nothing is refused."""
+    call = ["plan", write(tmp_path / "m", LLAMA_8B), "--device", "h100", "--load-format", "dummy"]
+    for more, said in (
+        (["--speculative-config", '{"method": "ngram"}'], "speeds are those without drafts"),
+        (["--enable-lora"], "adapters are not counted"),
+        (["--context", "1024", "--context", "99999999"], "--context 99999999 is left out"),
+        (["--output-len", "99999999"], "--output-len 99999999 is taken as"),
+        (["--context", "0"], "Input should be greater than or equal to 1"),
+    ):
+        shown = " ".join(CliRunner().invoke(app, [*call, *more]).output.split())
+        assert said in shown, shown
+    plain = " ".join(CliRunner().invoke(app, [*call, "--context", "1024"]).output.split())
+    assert not any(word in plain for word in ("drafts", "adapters", "left out", "taken as"))

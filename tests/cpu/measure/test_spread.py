@@ -99,6 +99,21 @@ def test_the_command_takes_ranks_stages_and_experts(tmp_path):
         assert done.exit_code not in (0, None) and said in " ".join(done.output.split())
 
 
+def test_copies_of_experts_are_held_and_must_divide(tmp_path):
+    call = ["plan", folder(tmp_path, MIXTURE), "--device", "h100", "--load-format", "dummy", "--tp", "2", "--ep"]
+
+    def held(*more):
+        done = CliRunner().invoke(app, [*call, *more, "--json"])
+        return json.loads(done.stdout) if done.exit_code == 0 else done.output
+
+    copies = ["--enable-eplb", "--eplb-config", json.dumps({"num_redundant_experts": 4})]
+    alone, more = held(), held(*copies)
+    expert = 3 * 64 * 32 * 2  # three matrices in bfloat16
+    assert more["memory"]["weights"] - alone["memory"]["weights"] == 4 * 4 * expert // 2
+    assert "--enable-eplb" in more["flags"] and """--eplb-config '{"num_redundant_experts": 4}'""" in more["flags"]
+    assert "do not divide by 2 ranks" in held(*copies[:2], json.dumps({"num_redundant_experts": 3}))
+
+
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory):
     """Llama, counted once for each kind of device and number of ranks."""

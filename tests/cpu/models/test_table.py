@@ -59,6 +59,7 @@ def test_every_family_has_three_twists():
         ("cohere2_moe-0", "shared_expert_combination_strategy", "max"),
         ("cohere2_moe-0", "mlp_layer_types", ["dense"]),
         ("cohere2_moe-0", "sliding_window", None),
+        ("granite-0", "embedding_multiplier", -(10**400)),
         ("falcon_h1-0", "ssm_multipliers", [1.0, 1.0, float("nan"), 1.0, 1.0]),
         ("falcon_h1-0", "mlp_multipliers", [1.0, 10**400]),
         ("falcon_h1-0", "time_step_limit", [0.0, 10**400]),

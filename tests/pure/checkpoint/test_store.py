@@ -16,10 +16,20 @@ import pytest
 from tokenmill.checkpoint import store as store_module
 from tokenmill.checkpoint.blobs import Incoming, check_files, read_digest
 from tokenmill.checkpoint.entry import Entry, Source, Words
-from tokenmill.checkpoint.modelfile_parameters import PARAMETERS, as_options, check_parameters, read_written, written
+from tokenmill.checkpoint.gguf_write import Entry as Tensor
+from tokenmill.checkpoint.gguf_write import write_gguf
+from tokenmill.checkpoint.modelfile_parameters import (
+    PARAMETERS,
+    as_options,
+    check_parameters,
+    listed,
+    of_generation,
+    read_written,
+    written,
+)
 from tokenmill.checkpoint.pull import drop_files, measured, pull_local
 from tokenmill.checkpoint.store import STALE_S, NoSuchModelError, Store
-from tokenmill.checkpoint.stored import as_stored, find_stored, location, under
+from tokenmill.checkpoint.stored import as_stored, find_stored, location, rank_of, under
 from tokenmill.checkpoint.stored_names import file_name, full_name, name_from, short_name
 from tokenmill.core.errors import BusyError, ModelError, ParameterError, TooLargeError, UserError
 
@@ -240,6 +250,16 @@ def test_bad_names_of_files(name: str) -> None:
 # ---------------------------------------------------------------- what a name means
 
 
+def test_the_rank_of_an_adapter_of_few_experts(tmp_path: Path) -> None:
+    halves = {"lora_a": (4, 32, 64), "lora_b": (4, 64, 32)}
+    entries = [
+        Tensor(f"blk.0.ffn_up_exps.weight.{half}", shape, "F32", lambda: [bytes(4 * 4 * 32 * 64)])
+        for half, shape in halves.items()
+    ]
+    write_gguf(tmp_path / "a.gguf", {"general.architecture": "qwen3moe"}, entries)
+    assert rank_of(tmp_path / "a.gguf") == 32
+
+
 def test_a_stored_model_is_options(store: Store, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pulled = pull_local(store, weights)
     assert (pulled.name, pulled.format, pulled.size) == ("weights:latest", "safetensors", 100)
@@ -446,3 +466,14 @@ def test_whatever_the_lock_is_nobody_waits_for_ever(store: Store, make: Any) -> 
     store.home.mkdir()
     make(store.home / ".lock")
     assert store.put(Entry("a", Source("path", path="/x"))).name
+
+
+def test_settings_of_a_model_are_listed_under_the_names_of_parameters() -> None:
+    settings = {"do_sample": True, "eos_token_id": [1, 2], "repetition_penalty": 1.5, "temperature": 0.7, "top_k": None}
+    found = of_generation(settings)
+    assert found == {"repeat_penalty": 1.5, "temperature": 0.7} and found == check_parameters(found)
+    assert of_generation({**settings, "do_sample": False})["temperature"] == 0.0
+    texts = {"stop": ["a b", 'say "hi"\n'], "use_mmap": True, "seed": 3}
+    assert [line.split(maxsplit=1) for line in listed(texts).splitlines()] == [
+        ["seed", "3"], ["stop", '"a b"'], ["stop", '"say \\"hi\\"\\n"'], ["use_mmap", "true"],
+    ]  # fmt: skip

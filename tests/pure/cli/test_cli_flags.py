@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -73,6 +74,37 @@ def test_booleans_can_be_switched_off() -> None:
 
 def test_other_spellings_reach_the_same_option() -> None:
     assert run("--kv-dtype", "bfloat16", "--depth", "3")[1][0][2] == {"kv_cache_dtype": "bfloat16", "pipeline_depth": 3}
+
+
+def test_objects_come_key_by_key_as_vllm_takes_them() -> None:
+    words = ["--hf-overrides.a.b", "1", "--hf_overrides.c=x", "--hf-overrides.a.d", '{"e": [2]}', "m"]
+    assert run(*words)[1] == [("m", False, {"hf_overrides": {"a": {"b": 1, "d": {"e": [2]}}, "c": "x"}})]
+    assert run("--hf-overrides.a", "1", "--hf-overrides.a.b", "2")[1][0][2] == {"hf_overrides": {"a": {"b": 2}}}
+    assert "--block-size takes a whole number" in run("--block-size.a", "1")[2]
+    assert "There is no flag --no-such.a" in run("--no-such.a", "1")[2]
+
+
+def test_numbers_may_be_left_to_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also beside a variable, over which a flag wins. The words are vLLM's."""
+    for typed in ("auto", "-1"):
+        (found,) = run("--max-model-len", typed)[1]
+        monkeypatch.setenv("TOKENMILL_MAX_MODEL_LEN", "64")
+        assert config.make_config(**found[2]).model.max_model_len is None
+        monkeypatch.setenv("TOKENMILL_MAX_MODEL_LEN", "auto")
+        assert config.make_config().model.max_model_len is None
+    assert config.make_config(threads="auto").execute.threads is None
+    for name in ("block_size", "served_model_name"):
+        with pytest.raises(ParameterError) if name == "block_size" else contextlib.nullcontext():
+            assert config.make_config(**{name: "auto"}).model.served_model_name == "auto"
+
+
+def test_names_of_vllm_that_are_short() -> None:
+    assert run("-O3", "-O.level", "3", "-ep", "-dcp", "1", "-cc.mode", "3", "--enable-reasoning")[1][0][2] == {
+        "enable_expert_parallel": True
+    }
+    assert "-dcp 2 cannot be used" in run("-dcp", "2")[2]
+    assert run("--kv-cache-dtype", "fp8_e4m3")[1][0][2] == {"kv_cache_dtype": "fp8"}
+    assert run("--kv-cache-dtype=fp8_e4m3")[1][0][2] == {"kv_cache_dtype": "fp8"}
 
 
 @pytest.mark.parametrize(

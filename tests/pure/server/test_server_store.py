@@ -103,7 +103,8 @@ async def test_a_model_comes_is_told_of_and_goes(served: Served) -> None:
     said = steps(await served.post("/api/create", body))
     assert [each["status"] for each in said] == ["writing manifest", "success"]
     shown = (await served.post("/api/show", {"model": "mill"})).json()
-    assert shown["system"] == "Be brief." and "temperature" in shown["parameters"]
+    told = [line.split(maxsplit=1) for line in shown["parameters"].splitlines()]
+    assert shown["system"] == "Be brief." and told == [["stop", '"x"'], ["temperature", "0.5"]]
     assert "SYSTEM Be brief." in shown["modelfile"] and shown["model_info"]["llama.context_length"] == 64
     assert (await served.post("/api/copy", {"source": "mill", "destination": "a/b:c"})).status_code == 200
     assert set(await names(served)) == {*FAKE, "weights:latest", "mill:latest", "a/b:c"}

@@ -19,7 +19,7 @@ from tokenmill.checkpoint.blobs import Incoming, read_digest
 from tokenmill.checkpoint.entry import Entry
 from tokenmill.checkpoint.gguf_file import open_gguf
 from tokenmill.checkpoint.modelfile import read_modelfile
-from tokenmill.checkpoint.modelfile_parameters import written
+from tokenmill.checkpoint.modelfile_parameters import listed
 from tokenmill.checkpoint.pull import Progress, Tell, drop_files, pull_hub, pull_local
 from tokenmill.checkpoint.store import NoSuchModelError, Store
 from tokenmill.checkpoint.stored import location
@@ -227,7 +227,7 @@ def around(entry: Entry) -> dict[str, Any]:
     words = entry.words
     found: dict[str, Any] = {
         "modelfile": f"# {short_name(entry.name)}\n{modelfile_of(entry)}",
-        "parameters": "\n".join(f"{name:30} {value}" for name, value in written(entry.parameters)),
+        "parameters": listed(entry.parameters),
         "template": words.written or words.template,
     }
     for name, value in (("system", words.system), ("license", "\n".join(words.license)), ("messages", words.messages)):

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 import tokenmill
+from tokenmill.checkpoint.modelfile_parameters import listed, of_generation
 from tokenmill.checkpoint.stored import find_stored
 from tokenmill.checkpoint.stored_names import may_be_name
 from tokenmill.core.errors import ParameterError
@@ -323,7 +324,7 @@ def described(context: Context, name: str) -> dict[str, Any]:
     family = str(info.details.get("family", "unknown"))
     return {
         "modelfile": f"FROM {name}\n",
-        "parameters": "\n".join(f"{key} {value}" for key, value in sorted(info.generation.items())),
+        "parameters": listed(of_generation(info.generation)),
         "template": template if isinstance(template, str) else "",
         "details": details(info.root, info.details),
         "model_info": {
