@@ -200,14 +200,14 @@ def test_lanes_of_adapters_beyond_two_to_the_31st() -> None:
     room = mmap.mmap(-1, 2 * tokens * lanes * 4, flags=flags)
     low = torch.from_numpy(np.frombuffer(room, dtype=np.float32)).view(2, tokens, lanes)
     low[:, :16, :16] = torch.randn(2, 16, 16)
-    y, up, slots = torch.randn(16, 32), torch.randn(2, 16, 32), torch.tensor([1, 0], dtype=torch.int32)
-    rows, out = torch.arange(16) % 2, torch.empty(16, 32)
+    y, up, slots = torch.randn(16, 32), torch.randn(2, 16, 32), 1 - torch.arange(16, dtype=torch.int32) % 2
+    out = torch.empty(16, 32)
     _expand_kernel[(1, 1)](
-        y, low, up, torch.tensor([0, 16], dtype=torch.int32), rows, slots, None, None, None, out,
+        y, low, up, torch.tensor([0, 16], dtype=torch.int32), slots, None, None, None, out,
         tokens, 32, 32, 16, 32, 32, 32, 1, 1, 1, PARTS=1, SPLITS=2, LANES=lanes, GAINS=False, RESIDUAL=False,
         ACT="none", GATED=False, BM=16, BN=32, BR=16, IEEE=True, PDL=False,
     )  # fmt: skip
-    wanted = y + low[:, :16, :16].sum(0) @ up[1] * (slots[rows] == 1)[:, None]
+    wanted = y + low[:, :16, :16].sum(0) @ up[1] * (slots == 1)[:, None]
     assert torch.allclose(out, wanted, atol=1e-4)
 
 
