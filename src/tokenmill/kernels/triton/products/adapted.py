@@ -335,7 +335,8 @@ def serves(site: AdapterSite, x: Tensor, scratch: Scratch) -> bool:
 
 def _down(cuts: Cuts) -> int:
     """How many entries are taken at once on the way down: three tiles of the rows and of the lanes fit into ROOM."""
-    return _DOWN if 6 * _DOWN * (cuts.rows + max(16, min(64, pow2(cuts.lanes)))) < ROOM else _DOWN // 2
+    lanes = max(16, min(64, pow2(cuts.lanes)))
+    return next((step for step in (_DOWN, _DOWN // 2) if 6 * step * (cuts.rows + lanes) < ROOM), _DOWN // 4)
 
 
 def shrinkers_of(programs: int) -> int:
