@@ -196,6 +196,7 @@ QWEN = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length":
         ("gpt-oss", "rope.freq_base_swa", 10000.0, 150000.0),
         ("granitemoe", "rope.dimension_count", 4, 8),
         ("granitemoe", "embedding_length_out", None, 99),
+        ("qwen2vl", "rope.dimension_sections", [1, 1, 1, 1], [2, 1, 1, 0]),
     ],
 )
 def test_what_an_architecture_does_not_read_is_refused_unless_it_asks_for_nothing(
