@@ -39,7 +39,7 @@ def test_kernels(dtype, tokens, widths, act, residual, gains):
 
     kernels, plain, columns = TritonKernels(), ReferenceKernels(), sum(widths)
     ranks = [0, 16, 3, 0, 8]
-    site = AdapterSite(columns, 512, (0, *accumulate(widths)))
+    site = AdapterSite(512, (0, *accumulate(widths)))
     lanes = -(-len(widths) * 16 // 16) * 16
     site.down = (torch.randn(5, 512, lanes, device="cuda") * 0.05).to(dtype)
     site.up = (torch.randn(5, 16, columns, device="cuda") * 0.05).to(dtype)
@@ -72,7 +72,7 @@ def test_products_with_their_adapters_in_their_shade(widths, inputs, act, tokens
 
     kernels, plain, columns = TritonKernels(), ReferenceKernels(), sum(widths)
     ranks = [0, *([16, 3, 9, 16] * 8)]
-    site = AdapterSite(columns, inputs, (0, *accumulate(widths)))
+    site = AdapterSite(inputs, (0, *accumulate(widths)))
     lanes = -(-len(widths) * 16 // 16) * 16
     site.down = (torch.randn(33, inputs, lanes, device="cuda") * 0.05).bfloat16()
     site.up = (torch.randn(33, 16, columns, device="cuda") * 0.05).bfloat16()

@@ -88,19 +88,19 @@ def _dtype(tensors: Tensors) -> str:
 
 def _rope_scaling(meta: Meta, config: dict[str, Any], factors: Factors) -> dict[str, Any] | None:
     further = ("yarn_log_multiplier",) if meta.arch == "mistral3" else ()
-    kind, factor = meta.scaling("attn_factor", "yarn_beta_fast", "yarn_beta_slow", *further)
+    read = ("attn_factor", "yarn_beta_fast", "yarn_beta_slow", *further)
+    kind, factor = meta.scaling(*read)
     gain = meta.number("rope.scaling.attn_factor", 1.0)
     scaling: dict[str, Any]
     original = meta.whole("rope.scaling.original_context_length", config["max_position_embeddings"], least=2)
     if (per_pair := factors("rope_freqs.weight")) is not None:
         # Llama 3.1's files store the result of its formula: one divisor per pair of numbers, used at every length.
-        if kind not in ("none", "linear", "longrope"):
-            raise meta.fail(f"rope scaling {shown(kind)} is not supported beside rope_freqs.weight")
-        per_pair = [one * factor for one in per_pair] if kind == "linear" else per_pair
+        per_pair = meta.stretched(per_pair, "rope_freqs.weight", *read)
         plain = {"rope_type": "longrope", "attention_factor": gain, "original_max_position_embeddings": original}
         return {**plain, "long_factor": per_pair, "short_factor": per_pair}
     long, short = factors("rope_factors_long.weight"), factors("rope_factors_short.weight")
     if long is not None and short is not None:
+        long, short = (meta.stretched(one, "rope_factors_long.weight", *read) for one in (long, short))
         scaling = {"rope_type": "longrope", "long_factor": long, "short_factor": short}
         if meta.value("rope.scaling.attn_factor") is not None:
             scaling["attention_factor"] = gain

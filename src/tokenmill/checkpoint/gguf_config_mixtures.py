@@ -216,6 +216,7 @@ def _minicpm3(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
         raise meta.fail(f"keys of {key} and {heads} heads do not fit {rotated} numbers that rotate")
     long, short = factors("rope_factors_long.weight"), factors("rope_factors_short.weight")
     if long is not None and short is not None:
+        long, short = (meta.stretched(one, "rope_factors_long.weight") for one in (long, short))
         found["rope_scaling"] = {
             "rope_type": "longrope", "long_factor": long, "short_factor": short, "attention_factor": 1.0,
             "original_max_position_embeddings": meta.whole("rope.scaling.original_context_length", longest, least=2),
@@ -244,6 +245,7 @@ def _phimoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
         raise meta.fail("phimoe.rope.dimension_count must be the width of a head")
     long, short = factors("rope_factors_long.weight"), factors("rope_factors_short.weight")
     if long is not None and short is not None:
+        long, short = (meta.stretched(one, "rope_factors_long.weight", "attn_factor") for one in (long, short))
         original = meta.whole("rope.scaling.original_context_length")
         if (found["max_position_embeddings"], original) != _PHIMOE:
             raise meta.fail("phimoe with stored factors is supported for 4096 positions stretched to 131072 alone")

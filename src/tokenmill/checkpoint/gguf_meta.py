@@ -190,6 +190,13 @@ class Meta:
         kind = "linear" if kind is None else str(kind)
         return ("none" if kind == "linear" and factor == 1.0 else kind), factor
 
+    def stretched(self, divisors: list[float], tensor: str, *also: str) -> list[float]:
+        """Stored divisors of frequencies, which a linear factor divides once more; also: as in `scaling`."""
+        kind, factor = self.scaling(*also)
+        if kind not in ("none", "linear", "longrope"):
+            raise self.fail(f"rope scaling {shown(kind)} is not supported beside {tensor}")
+        return divisors if kind == "none" else [one * factor for one in divisors]
+
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
         found = self.metadata.get(f"{self.arch}.{name}")

@@ -53,6 +53,8 @@ def _means_nothing(meta: Meta, name: str, value: Any, config: Mapping[str, Any])
     """The same for keys whose neutral value is a matter of other keys."""
     if name == "expert_weights_norm":
         return value is bool(config.get("norm_topk_prob", True))
+    if name == "rope.dimension_sections":  # the fourth part of a position is zero in text, so these pairs stand still
+        return not (isinstance(value, list) and any(value[3:]))
     if name not in _BESIDE:
         return True
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -187,7 +187,8 @@ def _serve_many(models: list[str], given: dict[str, Any], server: ServerConfig) 
 
 def catalogue_banner(url: str, specs: Sequence[Spec], *, keyed: bool) -> list[str]:
     """Lines that list the models and the address."""
-    lines = [f"{len(specs)} models; one that is not loaded loads when it is asked for"]
+    count = "1 model" if len(specs) == 1 else f"{len(specs)} models"
+    lines = [f"{count}; one that is not loaded loads when it is asked for"]
     lines += [f"  {spec.names[0]}{' (loaded, and stays)' if spec.pin else ''}" for spec in specs[:20]]
     if len(specs) > 20:
         lines.append(f"  and {len(specs) - 20} more: /v1/models lists them")

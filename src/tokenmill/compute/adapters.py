@@ -7,7 +7,7 @@ only. Must not know: files, names, how adapters are stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,9 +26,11 @@ class AdapterSite:
     p. down [slots, in, lanes], up [slots, most rank, out] in
     the compute dtype, ranks [slots] int32 (0: the adapter leaves this product alone); gains and shifts [slots, out]
     float32. `whole`: by slot, weights that replace the product's own.
+
+    form: a layer keeps the matrix in a form of its own. Adapters are worked into whole matrices then, and `whole` holds
+    them in that form.
     """
 
-    columns: int
     inputs: int
     borders: tuple[int, ...]
     down: Tensor | None = None
@@ -40,8 +42,14 @@ class AdapterSite:
     whole: dict[int, Any] = field(default_factory=dict)
     why_not: str = ""
     """Why adapters cannot change this product; empty if they can."""
+    form: Callable[[Tensor], Forms] | None = None
     stack: SiteStack | None = None
     """Set for an expert's product: its tensors lie between those of the other experts."""
+
+    @property
+    def columns(self) -> int:
+        """Of the product."""
+        return self.borders[-1]
 
     @property
     def parts(self) -> int:
@@ -52,6 +60,21 @@ class AdapterSite:
     def used(self) -> bool:
         """Has any adapter changed this product so far?"""
         return self.down is not None
+
+
+@dataclass(slots=True, eq=False)
+class Forms:
+    """A matrix as a layer keeps it: in parts."""
+
+    parts: tuple[Tensor, ...]
+
+    def bytes(self) -> int:
+        """Bytes held."""
+        return sum(part.nbytes for part in self.parts)
+
+    def settle(self, kernels: Any) -> Forms:
+        """It is in its final form."""
+        return self
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +128,10 @@ class AdapterSites(Protocol):
     ) -> Any:
         """The weight stored as `path`, made changeable by adapters. rows: which rows of the stored matrix it has.
         share: which share of that, as (dimension, part, parts). flipped: it is stored as [in, out]."""
+        ...
+
+    def taken(self, weight: Any, form: Callable[[Tensor], Forms]) -> AdapterSite:
+        """The site of a settled weight whose matrix a layer keeps in this form."""
         ...
 
     def adds(self, path: str, bias: Tensor) -> None:

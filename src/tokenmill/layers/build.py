@@ -7,14 +7,14 @@ Knows nothing of families: the names come from the models.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tokenmill.compute.adapters import AdapterSites
+from tokenmill.compute.adapters import AdapterSite, AdapterSites, Forms
 from tokenmill.compute.forward import Kernels, KVSpec, NormSpec, RopeSpec, StateSpec, Weight
 from tokenmill.compute.model import Checkpoint, Group
 from tokenmill.core.errors import ModelError
@@ -213,6 +213,10 @@ class Build:
             return weight
         found: Weight = self.adapters.adapted(weight, self.path(name), rows, share, flipped=flipped)
         return found
+
+    def taken(self, weight: Any, form: Callable[[Tensor], Forms]) -> AdapterSite | None:
+        """The site of a settled weight whose matrix a layer keeps in this form; None: there are no adapters."""
+        return None if self.adapters is None else self.adapters.taken(weight, form)
 
     def wrap(
         self,

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tokenmill.compute.adapters import AdapterSite
+from tokenmill.compute.adapters import AdapterSite, Forms
 from tokenmill.compute.forward import Weight
 from tokenmill.core.errors import ModelError
 from tokenmill.lora.peft import Adapter, LowRank, all_finite
@@ -46,7 +46,7 @@ class Fill:
     up: Tensor | None = None
     gains: list[tuple[int, Tensor]] = field(default_factory=list)
     shifts: list[tuple[int, Tensor]] = field(default_factory=list)
-    whole: Weight | None = None
+    whole: Weight | Forms | None = None
 
     @property
     def rank(self) -> int:
@@ -138,6 +138,14 @@ class Fitter:
         if source.rows is not None:
             up = up[source.rows]
             magnitude, bias = (None if t is None else t[source.rows] for t in (magnitude, bias))
+        if place.site.form is not None:
+            if bias is not None:
+                raise self._refuse(module, "is taken into other matrices when the model is loaded: it can have no bias")
+            wide = _rows(place, 0, len(up)) + up @ down
+            if magnitude is not None:
+                wide = wide * (magnitude.float() / torch.linalg.vector_norm(wide, dim=1))[:, None]
+            self._take_form(fill, module, wide)
+            return
         if magnitude is not None:
             if source.columns is not None:
                 raise self._refuse(module, "is split over ranks by columns, where DoRA is not supported")
@@ -160,6 +168,16 @@ class Fitter:
         if not (all_finite(piece.down) and all_finite(piece.up)):  # kernels multiply other rows' zeros by it
             raise self._refuse(module, f"times its scale is too large for {str(dtype).removeprefix('torch.')}")
         fill.pieces.append(piece)
+
+    def _take_form(self, fill: Fill, module: str, wide: Tensor) -> None:
+        """The whole matrix, as the layer keeps its own."""
+        if fill.whole is not None:
+            raise ModelError(f"{self.adapter.where}: two of its modules are the same matrix of this model.")
+        wide = wide.to(self.sites.device, self.sites.dtype)
+        if not all_finite(wide):
+            raise self._refuse(module, f"with this adapter is too large for {str(wide.dtype).removeprefix('torch.')}")
+        assert fill.site.form is not None
+        fill.whole = fill.site.form(wide)
 
     def _table(self, module: str, low: LowRank) -> None:
         places = self._places(module)
@@ -222,6 +240,9 @@ class Fitter:
             raise self._refuse(module, "is multiplied together with others: it cannot be replaced (modules_to_save)")
         fill = self._fill(place.site, module)
         weight = weight if source.rows is None else weight[source.rows]
+        if place.site.form is not None and bias is None:
+            self._take_form(fill, module, weight.float())
+            return
         bias = None if bias is None else self._besides_added(source, bias.float())
         if source.columns is not None:
             weight = weight[:, source.columns[0] : source.columns[1]]
@@ -244,15 +265,20 @@ class Fitter:
 
 def _norms(place: SitePart, down: Tensor, up: Tensor) -> Tensor:
     """The length of every row of the product's part with its adapter [n]."""
-    weight, start = place.weight, place.site.borders[place.part]
-    assert weight is not None
     found = []
     for at in range(0, len(up), _SLICE):
         some = up[at : at + _SLICE]
-        ids = torch.arange(start + at, start + at + len(some), device=weight.site_device())
-        rows = weight.base.rows(ids).float().cpu()
-        found.append(torch.linalg.vector_norm(rows + some @ down, dim=1))
+        found.append(torch.linalg.vector_norm(_rows(place, at, len(some)) + some @ down, dim=1))
     return torch.cat(found)
+
+
+def _rows(place: SitePart, at: int, count: int) -> Tensor:
+    """Dense rows of the product's part."""
+    weight, start = place.weight, place.site.borders[place.part] + at
+    assert weight is not None
+    ids = torch.arange(start, start + count, device=weight.site_device())
+    rows: Tensor = weight.base.rows(ids)
+    return rows.float().cpu()
 
 
 def stem(module: str) -> str:

@@ -8,7 +8,7 @@ first adapter that changes them. Must not know: files, which adapters there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.compute.adapters import AdapterSite, SiteStack
+from tokenmill.compute.adapters import AdapterSite, Forms, SiteStack
 from tokenmill.lora.names import Names
 from tokenmill.lora.weight import LoraWeight, Source
 
@@ -102,9 +102,16 @@ class Sites:
 
     def embedding(self, path: str, shape: tuple[int, int]) -> AdapterSite:
         """A table of embeddings [vocabulary, width]: `down` is read by token id."""
-        site = AdapterSite(shape[1], shape[0], (0, shape[1]))
+        site = AdapterSite(shape[0], (0, shape[1]))
         self.sites.append(site)
         self.embeddings[path] = SitePart(site, 0, Source(path, shape), None)
+        return site
+
+    def taken(self, weight: LoraWeight, form: Callable[[Tensor], Forms]) -> AdapterSite:
+        """A product whose matrix a layer keeps in this form."""
+        site = weight.site
+        assert site is not None, "it has settled"
+        site.why_not, site.form = "", form
         return site
 
     def adds(self, path: str, bias: Tensor) -> None:
@@ -116,7 +123,7 @@ class Sites:
         borders = [0]
         for source in weight.sources:
             borders.append(borders[-1] + source.height)
-        site = AdapterSite(weight.shape[0], weight.shape[1], tuple(borders))
+        site = AdapterSite(weight.shape[1], tuple(borders))
         self.sites.append(site)
         for part, source in enumerate(weight.sources):
             self.places.setdefault(source.path, []).append(SitePart(site, part, source, weight, bias))
@@ -142,7 +149,7 @@ class Sites:
 
     def ensure(self, site: AdapterSite) -> bool:
         """Memory for one product's low-rank adapters; True: it had none."""
-        if site.down is not None or site.why_not:
+        if site.down is not None or site.why_not or site.form is not None:
             return False
         every, count = [site] if site.stack is None else site.stack.sites, self.slots + 1
         shape, lanes = (len(every), count), -(-site.parts * self.most_rank // 16) * 16

@@ -10,7 +10,7 @@ from tokenmill.layers.mlp import gated_mlp
 from tokenmill.models.common import Sandwich, read_act, read_sizes, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
-from tokenmill.models.deepseek_v2 import LatentAttention
+from tokenmill.models.latent_attention import LatentAttention
 
 
 @dataclass(frozen=True)

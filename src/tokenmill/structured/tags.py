@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, NoReturn
 
+from tokenmill.core.errors import ParameterError, shown
 from tokenmill.structured import regex
 from tokenmill.structured.compiled_grammar import UNFORCED
-from tokenmill.structured.limits import MAX_COUNT, MAX_DEPTH, MAX_LITERAL, refuse
+from tokenmill.structured.limits import MAX_COUNT, MAX_DEPTH, MAX_LITERAL, PARAM, refuse
 
 MAX_NODES = 4096
 Embed = Callable[[Any], str]
@@ -193,7 +194,16 @@ def _token(writer: TagGrammar, given: dict[str, Any], last: bool) -> Parts:
 def _json(writer: TagGrammar, given: dict[str, Any], last: bool) -> Parts:
     if given.get("style", "json") != "json":
         _refuse(f"the style {given['style']!r} is not supported; there is 'json'")
-    return [RulePart(writer.rule(f"%json {writer.embed(given.get('json_schema', True))}"), "rule")]
+    title = given.get("title")
+    if title is not None and not isinstance(title, str):
+        _refuse("title must be a string")
+    try:
+        schema = writer.embed(given.get("json_schema", True))
+    except ParameterError as error:
+        if title is None:
+            raise
+        refuse(f"{shown(title)}: {str(error).removeprefix(f'{PARAM}: ')}")
+    return [RulePart(writer.rule(f"%json {schema}"), "rule")]
 
 
 def _regex(writer: TagGrammar, given: dict[str, Any], last: bool) -> Parts:
@@ -329,7 +339,7 @@ def _separated(writer: TagGrammar, given: dict[str, Any], last: bool) -> Parts:
 _WRITERS: dict[str, tuple[Callable[..., Parts], tuple[str, ...]]] = {
     "const_string": (_const, ("value",)),
     "token": (_token, ("token",)),
-    "json_schema": (_json, ("json_schema", "style")),
+    "json_schema": (_json, ("json_schema", "style", "title")),
     "regex": (_regex, ("pattern", "excludes")),
     "any_text": (_text, ("excludes",)),
     "sequence": (_sequence, ("elements",)),

@@ -42,7 +42,7 @@ TOKENS = [(7 * i) % 90 + 3 for i in range(24)]
 ALPHA, RANK = 8.0, 3
 USUAL = ("glm4moe", "deepseek2-v3", "granitehybrid-moe", "gpt2-untied", "bloom", "falcon-40b", "llama4", "qwen35")
 EVERY = (*LAYERS, *OLDER, *MIXTURES, *HYBRIDS)
-UNCHANGED = ("conv", "norm", "attn_k_b", "attn_v_b", "attn_kv_b", "nextn", "altup", "position", "per_layer_token")
+UNCHANGED = ("conv", "norm", "attn_k_b", "attn_v_b", "nextn", "altup", "position", "per_layer_token")
 """Parts of names of tensors that adapters cannot change."""
 
 

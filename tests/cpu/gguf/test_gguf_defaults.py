@@ -57,6 +57,17 @@ def test_stored_divisors_are_stretched_by_a_linear_factor() -> None:
     assert found["long_factor"] == found["short_factor"] == [2.0, 4.0, 8.0, 16.0]
     with pytest.raises(ModelError, match=r"'yarn' is not supported beside rope_freqs"):
         read("llama", {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}, factors)
+    both = {"rope_factors_long.weight": [1.0, 2.0, 4.0, 8.0], "rope_factors_short.weight": [1.0, 1.0, 1.0, 2.0]}
+    latent = {"rope.dimension_count": 8, "attention.key_length": 12, "attention.kv_lora_rank": 4,
+              "attention.q_lora_rank": 4}  # fmt: skip
+    for arch, more in (("phi3", {}), ("minicpm3", latent)):
+        for kind, times in ((None, 2.0), ("longrope", 2.0), ("none", 1.0)):
+            said = {**more, "rope.scaling.factor": 2.0, "rope.scaling.type": kind}
+            found = read(arch, said, both)["rope_scaling"]
+            assert found["long_factor"] == [times * one for one in both["rope_factors_long.weight"]]
+            assert found["short_factor"] == [times * one for one in both["rope_factors_short.weight"]]
+        with pytest.raises(ModelError, match=r"'yarn' is not supported beside rope_factors_long"):
+            read(arch, {**more, "rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}, both)
 
 
 @pytest.mark.parametrize("key", ["yarn_ext_factor", "yarn_attn_factor", "alpha", "yarn_log_multiplier"])
@@ -185,6 +196,7 @@ QWEN = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length":
         ("gpt-oss", "rope.freq_base_swa", 10000.0, 150000.0),
         ("granitemoe", "rope.dimension_count", 4, 8),
         ("granitemoe", "embedding_length_out", None, 99),
+        ("qwen2vl", "rope.dimension_sections", [1, 1, 1, 1], [2, 1, 1, 0]),
     ],
 )
 def test_what_an_architecture_does_not_read_is_refused_unless_it_asks_for_nothing(

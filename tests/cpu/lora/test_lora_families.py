@@ -27,8 +27,6 @@ from tokenmill.lora.store import LoraStore
 pytest.importorskip("peft")
 FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"
 WITHIN = 1e-4
-ABSORBED = ("kv_b_proj",)
-"""Matrices that are taken into others when a model is loaded."""
 SMALL = ("correction_coefs", "prediction_coefs", "modality_router")
 """Matrices of Gemma 3n that adapters cannot change here."""
 PASSED_BY = {"out_proj", "dt_proj"}
@@ -112,11 +110,11 @@ def compare(case: Any, tmp_path: Path, **said: Any) -> None:
 
 
 def linear_names(model: nn.Module) -> list[str]:
-    """All matrices but the head and those that are absorbed."""
+    """All matrices but the head."""
     from transformers.pytorch_utils import Conv1D
 
     names = (name for name, part in model.named_modules() if type(part) in (nn.Linear, Conv1D))
-    left_out = {"lm_head", "embed_out", "output_layer", *ABSORBED, *SMALL}
+    left_out = {"lm_head", "embed_out", "output_layer", *SMALL}
     if any(name.endswith("A_log") for name, _ in model.named_parameters()):
         left_out |= PASSED_BY
     return sorted(name for name in names if name.rpartition(".")[2] not in left_out)
@@ -166,6 +164,8 @@ SAID: dict[str, tuple[str, dict[str, Any]]] = {
     "a tied pair": ("gemma2", {"target_modules": ["q_proj", "embed_tokens"], "ensure_weight_tying": True}),
     "flipped": ("gpt2", {"target_modules": ["c_attn", "c_proj"], "use_dora": True, "fan_in_fan_out": True}),
     "a head by its newer name": ("gpt-neox", {"target_modules": ["query_key_value", "lm_head"]}),
+    "DoRA of an absorbed matrix": ("deepseek-v2-lite", {"target_modules": ["kv_b_proj", "o_proj"], "use_dora": True}),
+    "a saved absorbed matrix": ("deepseek-v2", {"target_modules": ["o_proj"], "modules_to_save": ["kv_b_proj"]}),
     "a saved square that is flipped": ("gpt2", {"target_modules": ["c_attn"], "modules_to_save": ["attn.c_proj"]}),
     "a saved matrix that is flipped": ("gpt2", {"target_modules": ["c_attn"], "modules_to_save": ["c_fc"]}),
 }  # fmt: skip

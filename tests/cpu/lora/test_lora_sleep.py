@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from concurrent import futures
 
 import pytest
 from engines import BACKENDS, exact, greedy, open_llm, run
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tokenmill.core.errors import BusyError
 from tokenmill.core.params import LoRARequest
@@ -83,3 +84,31 @@ def test_what_was_read_before_an_update_is_read_again(base, adapters, tmp_path):
         futures.wait(llm.engine.executor.runner.adapters.reading.values())
         llm.update_weights(load_file(other / "model.safetensors"))
         assert said(llm) == wanted
+
+
+def test_an_adapter_of_an_absorbed_matrix_follows_new_weights(tmp_path):
+    """Latent attention keeps kv_b_proj in another form; what adapters are worked into is the matrix itself."""
+    from family_cases import FIRST
+    from making import write_adapter
+
+    FIRST["YoutuForCausalLM"].make(tmp_path / "base")
+    tensors = load_file(tmp_path / "base" / "model.safetensors")
+    other = {name: tensor * 1.5 if "kv_b_proj" in name else tensor for name, tensor in tensors.items()}
+    shutil.copytree(tmp_path / "base", tmp_path / "other")
+    save_file(other, tmp_path / "other" / "model.safetensors", {"format": "pt"})
+    request = LoRARequest("a", 1, str(write_adapter(tmp_path / "a", tmp_path / "base", modules=("kv_b_proj",))))
+    prompts, options = [{"prompt_token_ids": PROMPTS[0]}], {"skip_tokenizer_init": True, "max_model_len": 64}
+
+    def said(llm):
+        return [[exact(o) for o in llm.generate(prompts, greedy(8, logprobs=1), use_tqdm=False, lora_request=each)]
+                for each in (request, None)]  # fmt: skip
+
+    with open_llm(tmp_path / "other", enable_lora=True, **options) as llm:
+        wanted = said(llm)
+    with open_llm(tmp_path / "base", enable_lora=True, **options) as llm:
+        before = said(llm)
+        assert before[0] != before[1] and before != wanted
+        llm.update_weights(other)
+        assert said(llm) == wanted
+        llm.update_weights(tensors)
+        assert said(llm) == before

@@ -275,3 +275,12 @@ def test_control_tokens_are_found_wherever_a_tree_holds_text():
             {"type": "token", "token": "<t>"}, {"type": "token", "token": 3},
             {"type": "triggered_tags", "triggers": ["<g>"], "tags": []}]}}]}  # fmt: skip
     assert sorted(literals(tree)) == ["<b>", "<e>", "<f>", "<g>", "<s>", "<t>"]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "deepseek_v32"])
+def test_a_schema_that_cannot_be_enforced_names_its_function(name):
+    """Among many tools, that is what a person looks for."""
+    wrong = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 5, "maximum": 3}}, "required": ["a"]}
+    tree, _ = held_calls(CALL_FORMATS[name], {**TOOLS, "bad": wrong}, most=None)
+    with pytest.raises(ParameterError, match=r"^structured_outputs: 'bad(\.a)?': no value fits the schema\.$"):
+        compiled(tree)

@@ -131,7 +131,10 @@ class Fleet:
         if request.id in self.open_requests:
             raise IdInUseError(request.id)
         if (stream.rank or 0) >= len(self.engines):
-            raise ParameterError(f"There are {len(self.engines)} engines, counted from 0.", param="data_parallel_rank")
+            there = "one engine, number 0" if len(self.engines) == 1 else f"engines 0 to {len(self.engines) - 1}"
+            raise ParameterError(
+                f"There is no engine {stream.rank}; this server has {there}.", param="data_parallel_rank"
+            )
         admission = self.admission
         assert admission is not None, "the fleet is not loaded"
         late = request.params.structured_outputs is not None

@@ -118,7 +118,7 @@ def _call(block: Calls, name: str, schema: Any) -> Tree | None:
 
 
 def _step(step: Step, name: str, schema: Any) -> list[Tree] | None:
-    arguments = {"type": "json_schema", "json_schema": NO_ARGUMENTS if schema is None else schema}
+    arguments = {"type": "json_schema", "json_schema": NO_ARGUMENTS if schema is None else schema, "title": name}
     if isinstance(step, Lit):
         return [const(step.text)]
     if isinstance(step, Skip):
@@ -132,7 +132,7 @@ def _step(step: Step, name: str, schema: Any) -> list[Tree] | None:
     if isinstance(step, Object):
         head = f"{{{json.dumps(step.name[0])}: {json.dumps(name, ensure_ascii=False)}, {json.dumps(step.args[0])}: "
         return [const(head), arguments, const("}")]
-    return _pairs(step, schema) if isinstance(step, Pairs) else None
+    return _pairs(step, name, schema) if isinstance(step, Pairs) else None
 
 
 def _name(step: Name, name: str) -> list[Tree]:
@@ -143,7 +143,7 @@ def _name(step: Name, name: str) -> list[Tree]:
     return [const(before.format(name=name)), {"type": "regex", "pattern": "[0-9]{1,2}"}, const(after + end)]
 
 
-def _pairs(step: Pairs, schema: Any) -> list[Tree] | None:
+def _pairs(step: Pairs, name: str, schema: Any) -> list[Tree] | None:
     """Parameters in the schema's order; None where one is neither plain text nor JSON."""
     schema = NO_ARGUMENTS if schema is None else schema
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
@@ -157,14 +157,14 @@ def _pairs(step: Pairs, schema: Any) -> list[Tree] | None:
         return None
     parts: list[Tree] = []
     for key, value in listed.items():
-        made = _pair(step, key, value)
+        made = _pair(step, name, key, value)
         if made is None:
             return None
         parts.append(made if key in required else {"type": "optional", "content": made})
     return parts
 
 
-def _pair(step: Pairs, key: str, value: Any) -> Tree | None:
+def _pair(step: Pairs, name: str, key: str, value: Any) -> Tree | None:
     if key != key.strip() or step.mid.split()[0] in key:
         return None  # its end would not be found
     begin, text_begin = step.open + key + step.mid, step.open + key + (step.text_mid or step.mid)
@@ -178,7 +178,7 @@ def _pair(step: Pairs, key: str, value: Any) -> Tree | None:
         options = {"type": "or", "elements": [const(c) for c in choices]}
         return {"type": "tag", "begin": text_begin, "content": options, "end": step.close}
     if kind in ("integer", "number", "boolean", "object", "array", "null"):
-        body = {"type": "json_schema", "json_schema": value}
+        body = {"type": "json_schema", "json_schema": value, "title": f"{name}.{key}"}
         return {"type": "tag", "begin": begin, "content": body, "end": step.close}
     return None
 

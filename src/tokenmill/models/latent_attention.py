@@ -1,0 +1,96 @@
+"""Latent attention: one small vector per token is cached. Owns: its products, and how they are absorbed.
+
+The up-projections of keys and values are absorbed: queries are carried into the latent space, and attention's result
+is carried out of it, so that the cache is read as stored.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokenmill.compute.adapters import Forms
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec
+from tokenmill.layers.block import Projected
+from tokenmill.layers.build import Build
+from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
+from tokenmill.layers.rope import attention_gain, make_rope
+from tokenmill.models.common import read_rope
+from tokenmill.models.config import ModelConfig
+from tokenmill.models.rules import check_latent_sizes
+
+_EPS = 1e-6
+"""The epsilon of the norms inside attention, whatever the config's rms_norm_eps is."""
+
+
+class LatentAttention(Projected):
+    """Multi-head latent attention with absorbed up-projections."""
+
+    def __init__(self, c: ModelConfig, b: Build, hidden: int) -> None:
+        heads, bias = c.need("num_attention_heads", int), c.get("attention_bias", bool, False)
+        self.nope, self.rotated = c.need("qk_nope_head_dim", int), c.need("qk_rope_head_dim", int)
+        self.latent, self.value = c.need("kv_lora_rank", int), c.need("v_head_dim", int)
+        check_latent_sizes(c, self.nope, self.rotated)
+        q_rank, q_rows = c.get("q_lora_rank", int, 0), Rows(heads * (self.nope + self.rotated), heads)
+        self.q_a = b.settled(b.weight("q_a_proj", (q_rank, hidden), bias=bias)) if q_rank else None
+        self.q_norm = b.norm("q_a_layernorm", q_rank, _EPS) if q_rank else None
+        self.q_b = ColumnLinear(b, q_rank or hidden, {"q_b_proj" if q_rank else "q_proj": q_rows}).weight
+        self.kv_a = b.settled(b.weight("kv_a_proj_with_mqa", (self.latent + self.rotated, hidden), bias=bias))
+        self.kv_norm = b.norm("kv_a_layernorm", self.latent, _EPS)
+        rows = Rows(heads * (self.nope + self.value), heads)
+        if c.get("num_key_value_heads", int, heads) != heads:
+            raise c.refuse("num_key_value_heads", f"is not supported (only num_attention_heads = {heads}).")
+        up = ColumnLinear(b, self.latent, {"kv_b_proj": rows}).weight
+        self.forms = self._apart(up.dense())
+        self.site = b.taken(up, self._apart)
+        self.up = None if self.site is None else up
+        """What adapters are worked into: new weights must reach it."""
+        self.output = RowLinear(b, heads * self.value, hidden, "o_proj", bias=bias)
+        settings = read_rope(c, self.rotated)
+        kv = KVSpec("latent", 1, self.latent + self.rotated, self.latent)
+        layer, group = b.add_kv(kv)
+        self.spec = AttentionSpec(
+            layer=layer,
+            group=group,
+            heads=self.forms.parts[0].shape[0],
+            kv=kv,
+            scale=(self.nope + self.rotated) ** -0.5 * attention_gain(settings),
+            rope=make_rope(b, settings, interleaved=_interleaved(c), start=self.latent),
+        )
+
+    def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
+        """Attention of norm(x), before the output matrix; x [T, hidden]."""
+        kernels, tokens, heads = ctx.kernels, x.shape[0], self.spec.heads
+        h = x if norm is None else kernels.norm(x, norm)
+        low = h if self.q_a is None else self.q_a.matmul(h, ctx)
+        q = self.q_b.matmul(low, ctx, norm=self.q_norm).view(tokens, heads, -1)
+        absorbed = self._product(q[..., : self.nope], 0, ctx)
+        kv = self.kv_a.matmul(h, ctx)
+        latent = kernels.norm(kv[:, : self.latent], self.kv_norm)
+        queries = torch.cat((absorbed, q[..., self.nope :]), dim=-1).view(tokens, -1)
+        qkv = torch.cat((queries, latent, kv[:, self.latent :]), dim=-1)
+        mixed = kernels.attend(qkv, self.spec, ctx)
+        values = self._product(mixed.view(tokens, heads, self.latent), 1, ctx)
+        return values.view(tokens, -1)
+
+    def _apart(self, up: Tensor) -> Forms:
+        """kv_b_proj [heads * (keys + values), latent]: what carries queries into the latent space, and values out."""
+        up = up.view(-1, self.nope + self.value, self.latent)
+        return Forms((up[:, : self.nope].transpose(1, 2).contiguous(), up[:, self.nope :].contiguous()))
+
+    def _product(self, x: Tensor, part: int, ctx: ForwardContext) -> Tensor:
+        """x [T, heads, in] with one of the two; rows whose adapters change it have their own."""
+        y, rows, site = ctx.kernels.product(x, self.forms.parts[part]), ctx.rows, self.site
+        if site is None or not site.whole or rows is None or rows.adapters is None:
+            return y
+        slots = rows.adapters[rows.tokens]
+        for slot, forms in site.whole.items():
+            at = torch.where(slots == slot)[0]
+            if len(at):
+                y = y.index_copy(0, at, ctx.kernels.product(x[at], forms.parts[part]))
+        return y
+
+
+def _interleaved(c: ModelConfig) -> bool:
+    """Do neighbours rotate together? They do unless a config of the third version says otherwise (null does)."""
+    return c.architecture == "DeepseekV2ForCausalLM" or c.get("rope_interleave", bool, False)
