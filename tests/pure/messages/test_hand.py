@@ -74,6 +74,7 @@ GOOD = [
         [("now", {})] * 2,
     ),
     ("llama3_json", "Use `f(x) { return {}; }`; {now}", "Use `f(x) { return {}; }`; {now}", []),
+    ("llama3_json", 'It is {"name": "now"}.', 'It is {"name": "now"}.', []),
     ("llama3_json", 'So: {"name": "Bob", "age": 3} {', 'So: {"name": "Bob", "age": 3} {', []),
     (
         "llama3_json",  # a function's description
