@@ -80,6 +80,10 @@ def test_objects_come_key_by_key_as_vllm_takes_them() -> None:
     words = ["--hf-overrides.a.b", "1", "--hf_overrides.c=x", "--hf-overrides.a.d", '{"e": [2]}', "m"]
     assert run(*words)[1] == [("m", False, {"hf_overrides": {"a": {"b": 1, "d": {"e": [2]}}, "c": "x"}})]
     assert run("--hf-overrides.a", "1", "--hf-overrides.a.b", "2")[1][0][2] == {"hf_overrides": {"a": {"b": 2}}}
+    added = run("--hf-overrides.a+", "1", "--hf-overrides.a+=x,2")[1][0][2]
+    assert added == {"hf_overrides": {"a": [1, "x", 2]}}
+    assert "--hf-overrides is given whole and key by key" in run("--hf_overrides={}", "--hf-overrides.a", "1")[2]
+    assert "--hf-overrides.a needs a value" in run("--hf-overrides.a")[2]
     assert "--block-size takes a whole number" in run("--block-size.a", "1")[2]
     assert "There is no flag --no-such.a" in run("--no-such.a", "1")[2]
 
