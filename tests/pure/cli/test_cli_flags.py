@@ -93,7 +93,7 @@ def test_numbers_may_be_left_to_be_found_out(monkeypatch: pytest.MonkeyPatch) ->
         (found,) = run("--max-model-len", typed)[1]
         monkeypatch.setenv("TOKENMILL_MAX_MODEL_LEN", "64")
         assert config.make_config(**found[2]).model.max_model_len is None
-        monkeypatch.setenv("TOKENMILL_MAX_MODEL_LEN", "auto")
+        monkeypatch.setenv("TOKENMILL_MAX_MODEL_LEN", typed)
         assert config.make_config().model.max_model_len is None
     assert config.make_config(threads="auto").execute.threads is None
     assert config.make_config(served_model_name="auto").model.served_model_name == "auto"
@@ -108,6 +108,8 @@ def test_names_of_vllm_that_are_short() -> None:
     assert "-dcp 2 cannot be used" in run("-dcp", "2")[2]
     assert run("--kv-cache-dtype", "fp8_e4m3")[1][0][2] == {"kv_cache_dtype": "fp8"}
     assert run("--kv-cache-dtype=fp8_e4m3")[1][0][2] == {"kv_cache_dtype": "fp8"}
+    variables = {"TOKENMILL_KV_CACHE_DTYPE": "fp8_e4m3", "TOKENMILL_QUANTIZATION": "compressed-tensors"}
+    assert config.make_config(variables) == config.make_config({}, kv_cache_dtype="fp8", stored_as="compressed-tensors")
 
 
 @pytest.mark.parametrize(
