@@ -28,6 +28,9 @@ def read_config(metadata: Mapping[str, Any], tensors: Tensors, factors: Factors,
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise meta.fail("it has no token_embd.weight matrix; it is not a whole model (a LoRA or a vocabulary alone?)")
+    words = meta.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(words, list) and len(words) > embedding.shape[0]:
+        raise meta.fail(f"its vocabulary has {len(words)} tokens and token_embd.weight only {embedding.shape[0]} rows")
     whole = {"vocab_size": embedding.shape[0], "torch_dtype": _dtype(tensors),
              "tie_word_embeddings": "output.weight" not in tensors}  # fmt: skip
     own = CONFIGS.get(str(meta.arch)) or MIXTURES.get(str(meta.arch)) or OLDER.get(str(meta.arch))

@@ -191,6 +191,8 @@ def _qwen3next(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 def _gemma4(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     """The usual keys describe the heads of layers with full attention; layers with windows have keys of their own."""
+    if meta.scaling()[0] != "none":
+        raise meta.fail("rope scaling is not supported in gemma4")
     sizes = read_sizes(meta, "gemma4_text")
     layers, whole = sizes["num_hidden_layers"], meta.whole("attention.key_length")
     kinds = meta.kinds(layers)

@@ -284,26 +284,36 @@ def as_ours(args: list[str], known: Mapping[str, bool], verb: str, said: list[Ty
 
 
 def _joined(args: list[str], known: Mapping[str, bool], verb: str) -> list[str]:
-    """vLLM's `--flag.key value` as `--flag {"key": value}`, behind the other words."""
+    """vLLM's `--flag.key value` as `--flag {"key": value}`, behind other words. `--flag.key+ 1,2` adds to a list."""
+    end = args.index("--") if "--" in args else len(args)
     kept: list[str] = []
     parts: dict[str, dict[str, Any]] = {}
-    words = iter(args[: args.index("--")] if "--" in args else args)
+    words = iter(args[:end])
     for word in words:
         name, equals, value = word.partition("=")
         part = _PART.fullmatch(name)
-        ours = None if part is None else _dashed(part[1], known, verb)
-        if part is None or ours is None or not (ours in known or _lookup(ours, verb) is not None):
+        ours = _dashed(name if part is None else part[1], known, verb)
+        if part is None or not (ours in known or _lookup(ours, verb) is not None):
             kept.append(word)
             continue
+        text = value if equals else next(words, None)
+        if text is None:
+            raise RefusedFlag(f"{name} needs a value.")
         *outer, key = part[2].split(".")
         inner = parts.setdefault(ours, {})
         for each in outer:
             if not isinstance(inner.get(each), dict):
                 inner[each] = {}
             inner = inner[each]
-        inner[key] = parsed(value if equals else next(words, ""))
-    whole = [word for name, given in parts.items() for word in (name, json.dumps(given))]
-    return [*kept, *whole, *(args[args.index("--") :] if "--" in args else [])]
+        if key.endswith("+"):
+            before = inner.get(key := key[:-1])
+            inner[key] = [*(before if isinstance(before, list) else ()), *map(parsed, text.split(","))]
+        else:
+            inner[key] = parsed(text)
+    whole = {_dashed(word.partition("=")[0], known, verb) for word in kept if _is_flag(word)}
+    if twice := whole.intersection(parts, known):
+        raise RefusedFlag(f"{min(twice)} is given whole and key by key: give it in one of the two ways.")
+    return [*kept, *(word for name, given in parts.items() for word in (name, json.dumps(given))), *args[end:]]
 
 
 def _dashed(name: str, known: Mapping[str, bool], verb: str) -> str:

@@ -138,8 +138,10 @@ class AdapterSites(Protocol):
         """The model itself adds this bias to the product of the weight stored as `path`."""
         ...
 
-    def embedding(self, path: str, shape: tuple[int, int]) -> AdapterSite | None:
-        """A table of embeddings [vocabulary, width]."""
+    def embedding(
+        self, path: str, shape: tuple[int, int], plain: Callable[[int, int], Tensor | None]
+    ) -> AdapterSite | None:
+        """A table of embeddings [vocabulary, width]. plain: rows [start, stop) of it, if they are as stored."""
         ...
 
     def stack(self, weights: Sequence[Any]) -> SiteStack:

@@ -19,7 +19,7 @@ from tokenmill.core.errors import ParameterError, shown
 from tokenmill.core.files import home, in_home
 from tokenmill.core.option_values import but_got, check_option
 from tokenmill.core.text_values import AUTO, read_written
-from tokenmill.core.vllm_arguments import SERVER, options_alone
+from tokenmill.core.vllm_arguments import ENGINE, SERVER, Other, options_alone
 
 _types = cache(get_type_hints)  # annotations are text: each is compiled and run
 
@@ -381,12 +381,12 @@ def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_config(environment: Mapping[str, str] | None = None, **flat: Any) -> EngineConfig:
     """EngineConfig from flat names; unset ones come from TOKENMILL_* variables, then from the defaults."""
-    return EngineConfig(**_read_groups(GROUPS, environment, options_alone(flat)))
+    return EngineConfig(**_read_groups(GROUPS, environment, flat, ENGINE))
 
 
 def make_server_config(environment: Mapping[str, str] | None = None, **flat: Any) -> ServerConfig:
     """ServerConfig from flat names, in the same way as make_config."""
-    return ServerConfig(**_read_groups(SERVER_GROUPS, environment, options_alone(flat, SERVER)))
+    return ServerConfig(**_read_groups(SERVER_GROUPS, environment, flat, SERVER))
 
 
 def cache_dir() -> Path:
@@ -404,17 +404,18 @@ def data_dir() -> Path:
 
 
 def _read_groups(
-    groups: Mapping[str, type], environment: Mapping[str, str] | None, flat: Mapping[str, Any]
+    groups: Mapping[str, type],
+    environment: Mapping[str, str] | None,
+    flat: Mapping[str, Any],
+    others: Mapping[str, Other],
 ) -> dict[str, Any]:
     known = all_options(groups)
     names = {alias: name for name, (_, item, _) in known.items() for alias in item.metadata["aliases"]}
     chosen: dict[str, dict[str, Any]] = {group: {} for group in groups}
     environment = os.environ if environment is None else environment
-    for name, (group, item, kind) in known.items():
-        text = environment.get(f"TOKENMILL_{name.upper()}")
-        if text is not None and not _is_auto(text, kind):
-            chosen[group][name] = _from_environment(name, text, item, kind)
-    for given, value in flat.items():
+    written = {name: text for name in known if (text := environment.get(f"TOKENMILL_{name.upper()}")) is not None}
+    read = {name: _from_environment(name, text, *known[name][1:]) for name, text in written.items()}
+    for given, value in (*options_alone(read, others).items(), *options_alone(flat, others).items()):
         name = names.get(given, given)
         if name not in known:
             close = difflib.get_close_matches(given, [*known, *names], n=1)
@@ -442,7 +443,7 @@ def _is_auto(value: Any, kind: Any) -> bool:
 
 
 def _from_environment(name: str, text: str, item: Field, kind: Any) -> Any:
-    found, wanted = read_written(text, kind)
+    found, wanted = (AUTO, "") if _is_auto(text, kind) else read_written(text, kind)
     if found is None:
         raise ParameterError(f"TOKENMILL_{name.upper()} must be {wanted}{but_got(text, item)}.", param=name)
     return found

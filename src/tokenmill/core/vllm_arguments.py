@@ -231,11 +231,11 @@ LOAD_AS = frozenset({"gguf", "hf", "fastsafetensors", "runai_streamer"})
 """Values of `load_format` that say how files are read. They are not needed: it is detected."""
 
 
-def options_alone(given: Mapping[str, Any], *lists: Mapping[str, Other]) -> dict[str, Any]:
-    """Keep only our own options: drop harmless names, and refuse a value that would be lost, with the reason."""
+def options_alone(given: Mapping[str, Any], others: Mapping[str, Other]) -> dict[str, Any]:
+    """Our own options alone, in our spelling. Harmless names are dropped; a value that would be lost is refused."""
     kept: dict[str, Any] = {}
     for name, value in given.items():
-        other = next((each[name] for each in lists or (ENGINE,) if name in each), None)
+        other = others.get(name)
         if other is None:
             kept[name] = _plain(name, value)
             if name == "quantization" and kept[name] is None and value is not None:

@@ -92,7 +92,7 @@ def pages_beside(layout: CacheLayout, wanted: int, step_tokens: int) -> tuple[in
 def cache_bytes(config: EngineConfig, device: str, peak: int, reasons: list[str], shares: int = 1) -> int:
     """The bytes for pages, states and kept states. shares: how many ranks and engines share a host's memory."""
     budget = config.cache.kv_cache_memory_bytes
-    reasons += _overruled(config.cache, measured=counts_memory(device))
+    reasons += overruled(config.cache, measured=counts_memory(device))
     reasons = reasons if config.cache.num_gpu_blocks_override is None else []
     if budget is None:
         free = free_bytes(device)
@@ -108,7 +108,7 @@ def cache_bytes(config: EngineConfig, device: str, peak: int, reasons: list[str]
     return budget
 
 
-def _overruled(cache: CacheOptions, *, measured: bool) -> list[str]:
+def overruled(cache: CacheOptions, *, measured: bool) -> list[str]:
     """What is said of flags of memory beside one that counts more. A number of blocks counts before bytes, and bytes
     before a part of a GPU's memory (measured: the device has such memory)."""
     blocks, size = cache.num_gpu_blocks_override is not None, cache.kv_cache_memory_bytes is not None

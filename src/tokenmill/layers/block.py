@@ -99,7 +99,7 @@ class Sum:
 
     def _added(self) -> Tensor:
         """This rank's part [T, hidden]."""
-        return self.part if self.part.ndim == 2 else self.part.sum(0).to(self.residual.dtype)
+        return _in_one(self.part, self.residual)
 
 
 @dataclass(slots=True)
@@ -148,6 +148,11 @@ def adds(block: Block) -> bool:
     return block.group.size > 1 and not block.group.exact
 
 
+def _in_one(part: Tensor, like: Tensor) -> Tensor:
+    """A rank's part [T, hidden], which may lie in parts of its own."""
+    return part if part.ndim == 2 else part.sum(0).to(like.dtype)
+
+
 def _by_row(block: Block, ctx: ForwardContext) -> bool:
     """May some rows go through the block without the others? (Adapters are found by places in the whole step.)"""
     rows = ctx.rows
@@ -188,7 +193,8 @@ def through(
     group = block.group
     if isinstance(x, Pieces) and _by_row(block, ctx):
         read_one = x.read(norm, ctx)
-        return Pieces([(rest, group.exchange(block.part(h, ctx, left))) for rest, h, left in read_one], after, scale)
+        sent = [(rest, group.exchange(_in_one(block.part(h, ctx, left), rest))) for rest, h, left in read_one]
+        return Pieces(sent, after, scale)
     x, h, norm = read(x, norm, ctx)
     if adds(block):
         if ahead is not None and isinstance(block, Projected) and _by_row(ahead, ctx):

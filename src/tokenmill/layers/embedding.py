@@ -27,8 +27,14 @@ class Embedding:
         self.part = (shape[0] // b.group.size * b.group.rank, shape[0] // b.group.size)
         share = (0, b.group.rank, b.group.size) if self.split else None
         self.weight = b.weight(name, shape, exact=not tied, head=tied, bare=True, share=share)
-        self.site = None if b.adapters is None else b.adapters.embedding(b.path(name), shape)
+        self.site = None if b.adapters is None else b.adapters.embedding(b.path(name), shape, self._plain)
         self.scale = scale
+
+    def _plain(self, start: int, stop: int) -> Tensor | None:
+        """Rows of the table as the file has them; None: they are rounded, or on several ranks."""
+        weight = self.weight
+        table = weight.table if isinstance(weight, DenseWeight) and not weight.narrow and not self.split else None
+        return None if table is None else table[start:stop]
 
     def __call__(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T] -> [T, hidden]."""

@@ -22,6 +22,8 @@ from tokenmill.lora.sites import SitePart, Sites
 from tokenmill.lora.weight import Source
 from tokenmill.quant.dense import DenseWeight
 
+_ALIKE = 0.02
+"""Of the largest number: what other types and their rounding may change."""
 _SLICE = 1024
 """Rows of a base matrix that are made dense at a time."""
 
@@ -214,6 +216,7 @@ class Fitter:
         if places and weight is not None and (module in self.adapter.linear or module in self.adapter.tables):
             if tuple(weight.shape) != places[0].source.shape:
                 raise self._refuse(module, f"has {list(weight.shape)} numbers in the file: the vocabulary was changed")
+            self._check_same(module, places[0], weight)
             weight = None  # saved beside its adapter, as it was
         for place in places:
             self._check_apart(module, place)
@@ -221,6 +224,18 @@ class Fitter:
                 self._replace(module, place, weight, bias)
             elif bias is not None:
                 self._shift(module, place, bias)
+
+    def _check_same(self, module: str, place: SitePart, weight: Tensor) -> None:
+        """Refuse an adapter of a table that the file holds with other numbers, for it was trained on those."""
+        for at in range(0, len(weight), _SLICE) if place.plain is not None else ():
+            assert place.plain is not None
+            rows = place.plain(at, at + _SLICE)
+            if rows is None:
+                return
+            own = rows.float().cpu()
+            if (own - weight[at : at + _SLICE].float()).abs().max() > _ALIKE * own.abs().max():
+                why = "has other numbers in the file than in this model, beside its adapter: merge it (tokenmill merge)"
+                raise self._refuse(module, why)
 
     def _shift(self, module: str, place: SitePart, bias: Tensor) -> None:
         source, start = place.source, place.site.borders[place.part]

@@ -145,9 +145,14 @@ def _changes(adapter: Adapter, base: _Base, *, transposed: bool) -> dict[str, Ch
         wanted = (low.down.shape[1], low.up.shape[0]) if flipped else (low.up.shape[0], low.down.shape[1])
         if shape != wanted:
             raise ModelError(f"{adapter.where}: {module} is {list(shape)} in the base, but the adapter needs {wanted}.")
+        own = adapter.whole.get(module, {}).get("weight")  # what it was trained on, if the file tells
         if name in changes:
             raise ModelError(f"{adapter.where}: two of its modules are the same matrix of the base ({name}).")
-        changes[name] = _adding(low, flipped=flipped)
+        if own is not None and tuple(own.shape) != shape:
+            raise ModelError(f"{adapter.where}: {module} is {list(shape)} in the base, not {list(own.shape)}.")
+        changes[name] = _adding(low, flipped=flipped, own=own)
+        if own is not None and base.ends.tied and name == base.ends.embedding:
+            changes.setdefault(base.ends.head, _replacing(own))
         if low.bias is not None:
             bias, _ = base.find(adapter, module, "bias")
             changes[bias] = _summing(low.bias.float() * low.scale, changes.get(bias))
@@ -160,7 +165,7 @@ def _replaced(adapter: Adapter, base: _Base) -> dict[str, Change]:
     for module, tensors in adapter.whole.items():
         for end, tensor in tensors.items():
             if end == "weight" and (module in adapter.linear or module in adapter.tables):
-                continue  # saved beside its adapter, as it was
+                continue  # saved beside its adapter
             name, shape = base.find(adapter, module, end)
             if shape != tuple(tensor.shape):
                 raise ModelError(f"{adapter.where}: {module} is {list(shape)} in the base, not {list(tensor.shape)}.")
@@ -168,9 +173,12 @@ def _replaced(adapter: Adapter, base: _Base) -> dict[str, Change]:
     return changes
 
 
-def _adding(low: LowRank, *, flipped: bool) -> Change:
+def _adding(low: LowRank, *, flipped: bool, own: Tensor | None) -> Change:
+    """own: in the place of the base's."""
+
     def change(weight: Tensor) -> Tensor:
-        wide = (weight.t() if flipped else weight).float()
+        before = weight if own is None else own
+        wide = (before.t() if flipped else before).float()
         wide = wide + low.scale * (low.up.float() @ low.down.float())
         if low.magnitude is not None:
             wide = wide * (low.magnitude.float() / torch.linalg.vector_norm(wide, dim=1))[:, None]

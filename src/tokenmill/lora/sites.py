@@ -20,6 +20,7 @@ from tokenmill.compute.adapters import AdapterSite, Forms, SiteStack
 from tokenmill.lora.names import Names
 from tokenmill.lora.weight import LoraWeight, Source
 
+Plain = Callable[[int, int], Tensor | None]
 _CHOOSING = frozenset({"gate", "router", "shared_expert_gate", "wg"})
 """What matrices are called that choose among experts."""
 
@@ -35,6 +36,8 @@ class SitePart:
     """None: a table of embeddings."""
     bias: Tensor | None = None
     """The product's."""
+    plain: Plain | None = None
+    """Rows [start, stop) of a table of embeddings, if they are as stored."""
 
 
 def mixing(path: str) -> bool:
@@ -100,11 +103,11 @@ class Sites:
             source = _share_of(path, shape, share)
         return LoraWeight(weight, [replace(source, flipped=flipped)], self)
 
-    def embedding(self, path: str, shape: tuple[int, int]) -> AdapterSite:
+    def embedding(self, path: str, shape: tuple[int, int], plain: Plain) -> AdapterSite:
         """A table of embeddings [vocabulary, width]: `down` is read by token id."""
         site = AdapterSite(shape[0], (0, shape[1]))
         self.sites.append(site)
-        self.embeddings[path] = SitePart(site, 0, Source(path, shape), None)
+        self.embeddings[path] = SitePart(site, 0, Source(path, shape), None, plain=plain)
         return site
 
     def taken(self, weight: LoraWeight, form: Callable[[Tensor], Forms]) -> AdapterSite:

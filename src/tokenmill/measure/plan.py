@@ -196,7 +196,7 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
         for batch in _batches(held, divided, context, setup.output)
     ]
     price = device.usd_per_hour if setup.price is None else setup.price
-    notes = [*planner.notes, *([device.note] if device.note else []), *_uncounted(planner.config)]
+    notes = [*planner.notes, *([device.note] if device.note else []), *_uncounted(planner.config, planner.kind)]
     notes += _shortened(asked, setup.output, contexts, max_context) if fits else []
     found: dict[str, Any] = {
         "model": planner.config.model.model,
@@ -246,9 +246,9 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
     return {**found, "usd_per_million_tokens": cost}
 
 
-def _uncounted(config: EngineConfig) -> list[str]:
-    """What the options ask for and the figures do not contain."""
-    found = []
+def _uncounted(config: EngineConfig, kind: str) -> list[str]:
+    """What the options ask for that is overruled, or that the figures do not contain."""
+    found = memory.overruled(config.cache, measured=kind != "cpu")
     if config.speculate.speculative_config:
         found.append("speeds are those without drafts; a drafter's weights, keys and values come on top")
     if config.adapters.enable_lora:

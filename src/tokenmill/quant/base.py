@@ -42,6 +42,10 @@ class WeightBase:
         """x [T, in] -> [T, out], with the bias. The dense numbers are made anew for every call."""
         return ctx.kernels.product(x, self.dense(), self.bias)
 
+    def normed(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None) -> Tensor:
+        """norm(x) @ W.T + bias."""
+        return self.linear(x if norm is None else ctx.kernels.norm(x, norm), ctx)
+
     def take(self, index: Tensor) -> Self:
         """The rows with these indices [n], in that order."""
         raise NotImplementedError
@@ -85,10 +89,7 @@ class WeightBase:
         delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ W.T + bias)."""
-        kernels = ctx.kernels
-        if norm is not None:
-            x = kernels.norm(x, norm)
-        y = self.linear(x, ctx)
+        kernels, y = ctx.kernels, self.normed(x, ctx, norm)
         if delta is not None:
             y = kernels.add_delta(y, delta)
         if act is not None:
@@ -137,7 +138,12 @@ class MixedWeight(WeightBase):
 
     def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """The outputs of all parts, side by side."""
-        return torch.cat([part.matmul(x, ctx) for part in self.parts], dim=-1)
+        return self.normed(x, ctx, None)
+
+    def normed(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None) -> Tensor:
+        """The same. Each part norms its input as one matrix of them all would, without rounding in between: a rank's
+        parts may not join where the whole ones do."""
+        return torch.cat([part.matmul(x, ctx, norm=norm) for part in self.parts], dim=-1)
 
     def settle(self, kernels: Kernels) -> Weight:
         """Settle each part."""

@@ -225,8 +225,8 @@ def check_zeros(recipe: Recipe, widths: Set[int]) -> None:
 
 def dividing(recipe: Recipe, widths: Set[int]) -> Recipe:
     """The recipe with the largest group that divides all these column counts that any divides, if a smaller one is
-    allowed. Where 128
-    does not divide one, activations of float8 in blocks get a scale per token: readers refuse groups that end early."""
+    allowed. Where 128 does not divide one, activations of float8 in blocks get a scale per token: readers refuse groups
+    that end early."""
     if recipe.method == "fp8-block":
         return replace(recipe, group=0 if any(n % BLOCK for n in widths) else BLOCK)
     if not recipe.smaller or recipe.method not in INTEGERS:

@@ -313,7 +313,9 @@ class Emitter:
                 self._object(part, types, options)
             return
         patterns = [found for p, v in o.patterns for found in self._free(p, v, props)]
-        o = replace(o, patterns=tuple((p, v) for p, v in patterns if (v, o.extra) != (NEVER, NEVER)))
+        if o.extra == NEVER and all(v == NEVER for _, v in patterns):
+            patterns = []  # beside others they stay: a name of two patterns, which the engine refuses, may be theirs
+        o = replace(o, patterns=tuple(patterns))
         open_ = bool(o.patterns) or o.extra != NEVER
         possible = [n for n, v in props.items() if v != NEVER]
         lo = o.lo if o.lo > len(o.required) else 0

@@ -111,6 +111,21 @@ def test_gates_scaled_by_zero_are_not_scaled(arch: str, name: str) -> None:
         assert read(arch, {**more, "expert_weights_scale": said})[name] == factor
 
 
+@pytest.mark.parametrize("arch", ["bitnet", "gemma3n", "gemma4", "llama4", "qwen3next"])
+def test_a_scaling_that_is_not_built_is_refused(arch: str) -> None:
+    more = {"attention.head_count_kv": 4, "activation_sparsity_scale": [0.0] * LAYERS, **QWEN, **STATES}
+    with pytest.raises(ModelError, match=f"rope scaling is not supported in {arch}"):
+        read(arch, {**more, "rope.scaling.factor": 4.0})
+
+
+def test_every_token_has_a_row() -> None:
+    words: dict[str, Any] = {"tokenizer.ggml.tokens": [str(i) for i in range(60)]}
+    assert read("llama", {}, **words)["vocab_size"] == 64
+    words["tokenizer.ggml.tokens"] += [str(i) for i in range(60, 65)]
+    with pytest.raises(ModelError, match=r"65 tokens and token_embd\.weight only 64 rows"):
+        read("llama", {}, **words)
+
+
 def test_granite_rotates_unless_the_file_says_otherwise_and_factors_of_zero_are_none() -> None:
     found = read("granite", {"embedding_scale": 0.0, "residual_scale": 0.5})
     assert (found["embedding_multiplier"], found["residual_multiplier"], found["logits_scaling"]) == (1.0, 0.5, 1.0)

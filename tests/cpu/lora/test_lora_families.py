@@ -189,6 +189,34 @@ def test_a_tied_head_with_a_bias_of_its_own(said: dict[str, Any], tmp_path: Path
     compare(FIRST["Ernie4_5_MoeForCausalLM"], tmp_path, **said)
 
 
+@pytest.mark.parametrize("family", ["qwen2", "gemma2"])
+def test_a_table_that_was_changed_below_its_adapter(family: str, tmp_path: Path) -> None:
+    """PEFT saves the table beside the adapter, and adds to what it saved. Here it is the base's, or merged."""
+    from peft import LoraConfig, get_peft_model
+
+    case, tokens = CASES[family], [3 + 7 * i % 60 for i in range(19)]
+    reference, config, tensors = case.make(tmp_path / "base")
+    said = LoraConfig(target_modules=["q_proj", "embed_tokens"], r=4, init_lora_weights=False)
+    for changed in (False, True):
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            model = type(reference).from_pretrained(tmp_path / "base", dtype=torch.float32, attn_implementation="eager")
+            made = get_peft_model(model, said)
+            table = model.get_input_embeddings().weight
+            if changed:
+                table += torch.randn_like(table) * 0.1
+            made.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+        if not changed:
+            ours_with(config, tensors, tmp_path / "adapter", tokens, ReferenceKernels(), case.longest)
+            continue
+        with pytest.raises(ModelError, match="has other numbers in the file than in this model"):
+            ours_with(config, tensors, tmp_path / "adapter", tokens, ReferenceKernels(), case.longest)
+    expected = theirs(made.eval(), tokens)
+    merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
+    again = type(reference).from_pretrained(tmp_path / "merged", dtype=torch.float32, attn_implementation="eager")
+    assert (theirs(again.eval(), tokens) - expected).abs().max() <= WITHIN
+
+
 MERGED: dict[str, tuple[str, dict[str, Any]]] = {
     "both kinds of biases": ("qwen2", {"target_modules": ["q_proj"], "bias": "lora_only", "lora_bias": True,
                                        "init_lora_weights": True}),

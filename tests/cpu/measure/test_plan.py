@@ -130,20 +130,15 @@ def test_points_follow_the_roofline(tmp_path):
 def test_a_cache_of_a_size_that_is_given_is_planned_so_and_its_flags_are_told(tmp_path):
     folder = write(tmp_path, LLAMA_8B)
     sized = {"kv_cache_memory_bytes": 1 << 30}
-    few = {"num_gpu_blocks_override": 32, "enable_prefix_caching": False, "max_num_seqs": 3}
+    few = {"num_gpu_blocks_override": 32, "max_num_seqs": 3}
     for options in (sized, few, {**sized, **few}):
-        found = make(folder, options=options)
+        found = make(folder, options={"enable_prefix_caching": False, **options})
         blocks = options.get("num_gpu_blocks_override", (1 << 30) // (16 * 2 * 8 * 128 * 2 * 32))
         assert found["memory"]["kv"] == blocks * 16 * 2 * 8 * 128 * 2 * 32
         assert found["fits"] and found["max_context"] <= blocks * 16
-        flags = " ".join(found["flags"])
-        for name, value in options.items():
-            word = (
-                f"--{name.replace('_', '-')} {value}"
-                if name != "enable_prefix_caching"
-                else "--no-enable-prefix-caching"
-            )
-            assert word in flags
+        typed = {f"--{name.replace('_', '-')} {value}" for name, value in options.items()}
+        assert typed | {"--no-enable-prefix-caching"} <= set(found["flags"])
+        assert any("not --kv-cache-memory-bytes" in note for note in found["notes"]) == (len(options) == 3)
 
 
 def test_less_precise_caches_hold_more(tmp_path):

@@ -33,14 +33,14 @@ def test_parts_change_nothing(name, tmp_path):
         assert (found[1][key] - logits).abs().max() <= 1e-4, key
 
 
-@pytest.mark.parametrize("joins", [True, False])
+@pytest.mark.parametrize(("joins", "pieces"), [(True, 1), (False, 1), (True, 3)])
 @pytest.mark.parametrize("name", ["qwen2", "gemma2", "granite-0", "opt-350m", "mixtral"])
-def test_ranks_send_what_they_have_added_up(name, joins, tmp_path):
-    """joins: the ranks' sum comes with a norm, and reads the parts itself."""
+def test_ranks_send_what_they_have_added_up(name, joins, pieces, tmp_path):
+    """joins: the sum comes with a norm, and reads the parts itself. pieces: of rows, in which it is exchanged."""
     _, config, tensors = ({**ALL, **CASES})[name].make(tmp_path)
     prompts, steps = {"a": prompt(30)}, [[("a", 20)], [("a", 9)], [("a", 1)]]
     alone = ours(load(config, tensors), prompts, steps)["a"]
-    groups = [ThreadGroup(shared, rank, joins, adds_parts=True) for shared in (Shared(2),) for rank in range(2)]
+    groups = [ThreadGroup(shared, rank, joins, pieces, adds_parts=True) for shared in (Shared(2),) for rank in range(2)]
     every = [Opened(), Opened()]
 
     def run(group: ThreadGroup) -> Tensor:

@@ -15,14 +15,16 @@ from typer.testing import CliRunner
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.cli.verbs import app
+from tokenmill.compute.forward import NormSpec
 from tokenmill.core.errors import ModelError
-from tokenmill.kernels import ReferenceKernels
+from tokenmill.kernels import ReferenceKernels, make_kernels
 from tokenmill.kernels.fp8 import FP8, round_rows, widen
 from tokenmill.kernels.grid import widen as widen_grid
 from tokenmill.quant import compressed, detect, fp8, gptq_awq
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.fp8 import Fp8Weight
 from tokenmill.quant.grid import GridWeight
+from tokenmill.runner.batch import bare_context
 from tokenmill.testing.tiny import make_tiny
 
 SMALL = {"kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 4}
@@ -66,6 +68,22 @@ def test_blocks_join_split_and_move_whole() -> None:
     assert not isinstance(b.concat([a]), Fp8Weight)  # a border inside a block: they multiply side by side
     x = torch.randn(3, 320)
     assert torch.allclose(ReferenceKernels().product(x, a.stored()), x @ a.dense().T, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_parts_side_by_side_multiply_as_one_matrix(count: int) -> None:
+    """A rank's heads may cut blocks, so that its matrices do not join: behind a norm, too, it has the bytes of one."""
+    kernels = make_kernels("cpu")
+    ctx, norm = bare_context(kernels, count, torch.device("cpu")), NormSpec(torch.rand(256).bfloat16(), 1e-6)
+    parts = [block_weight(rows, 256) for rows in (128, 128, 128)]
+    halves = [Fp8Weight(p.data[:64], p.scales, torch.bfloat16, blocks=True) for p in parts]
+    for part in parts:
+        part.dtype = torch.bfloat16
+    one, apart = parts[0].concat(parts[1:]).settle(kernels), halves[0].concat(halves[1:]).settle(kernels)
+    x = torch.randn(count, 256).bfloat16()
+    for how in ({}, {"norm": norm}):
+        rows = one.matmul(x, ctx, **how).unflatten(1, (3, 128))[:, :, :64].flatten(1)
+        assert torch.equal(apart.matmul(x, ctx, **how), rows)
 
 
 def test_rows_of_the_reference_do_not_see_each_other() -> None:

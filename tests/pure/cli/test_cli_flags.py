@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import re
@@ -80,6 +79,10 @@ def test_objects_come_key_by_key_as_vllm_takes_them() -> None:
     words = ["--hf-overrides.a.b", "1", "--hf_overrides.c=x", "--hf-overrides.a.d", '{"e": [2]}', "m"]
     assert run(*words)[1] == [("m", False, {"hf_overrides": {"a": {"b": 1, "d": {"e": [2]}}, "c": "x"}})]
     assert run("--hf-overrides.a", "1", "--hf-overrides.a.b", "2")[1][0][2] == {"hf_overrides": {"a": {"b": 2}}}
+    added = run("--hf-overrides.a+", "1", "--hf-overrides.a+=x,2")[1][0][2]
+    assert added == {"hf_overrides": {"a": [1, "x", 2]}}
+    assert "--hf-overrides is given whole and key by key" in run("--hf_overrides={}", "--hf-overrides.a", "1")[2]
+    assert "--hf-overrides.a needs a value" in run("--hf-overrides.a")[2]
     assert "--block-size takes a whole number" in run("--block-size.a", "1")[2]
     assert "There is no flag --no-such.a" in run("--no-such.a", "1")[2]
 
@@ -90,12 +93,12 @@ def test_numbers_may_be_left_to_be_found_out(monkeypatch: pytest.MonkeyPatch) ->
         (found,) = run("--max-model-len", typed)[1]
         monkeypatch.setenv("TOKENMILL_MAX_MODEL_LEN", "64")
         assert config.make_config(**found[2]).model.max_model_len is None
-        monkeypatch.setenv("TOKENMILL_MAX_MODEL_LEN", "auto")
+        monkeypatch.setenv("TOKENMILL_MAX_MODEL_LEN", typed)
         assert config.make_config().model.max_model_len is None
     assert config.make_config(threads="auto").execute.threads is None
-    for name in ("block_size", "served_model_name"):
-        with pytest.raises(ParameterError) if name == "block_size" else contextlib.nullcontext():
-            assert config.make_config(**{name: "auto"}).model.served_model_name == "auto"
+    assert config.make_config(served_model_name="auto").model.served_model_name == "auto"
+    with pytest.raises(ParameterError):
+        config.make_config(block_size="auto")
 
 
 def test_names_of_vllm_that_are_short() -> None:
@@ -105,6 +108,8 @@ def test_names_of_vllm_that_are_short() -> None:
     assert "-dcp 2 cannot be used" in run("-dcp", "2")[2]
     assert run("--kv-cache-dtype", "fp8_e4m3")[1][0][2] == {"kv_cache_dtype": "fp8"}
     assert run("--kv-cache-dtype=fp8_e4m3")[1][0][2] == {"kv_cache_dtype": "fp8"}
+    variables = {"TOKENMILL_KV_CACHE_DTYPE": "fp8_e4m3", "TOKENMILL_QUANTIZATION": "compressed-tensors"}
+    assert config.make_config(variables) == config.make_config({}, kv_cache_dtype="fp8", stored_as="compressed-tensors")
 
 
 @pytest.mark.parametrize(

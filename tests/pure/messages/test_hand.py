@@ -74,6 +74,7 @@ GOOD = [
         [("now", {})] * 2,
     ),
     ("llama3_json", "Use `f(x) { return {}; }`; {now}", "Use `f(x) { return {}; }`; {now}", []),
+    ("llama3_json", 'It is {"name": "now"}.', 'It is {"name": "now"}.', []),
     ("llama3_json", 'So: {"name": "Bob", "age": 3} {', 'So: {"name": "Bob", "age": 3} {', []),
     (
         "llama3_json",  # a function's description
@@ -358,6 +359,7 @@ TEMPLATES = {
     "deepseek_v3": "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + '```json'}}",
     "deepseek_v32": "{% set dsml_token = '｜DSML｜' %}{{ '<' + dsml_token + 'function_calls>' }} tool_calls",
     "deepseek_v4": "{% set dsml_token = '｜DSML｜' %}{{ '<' + dsml_token + 'tool_calls>' }}",
+    "longcat": "{{ '<longcat_tool_call>\\n' }}",
     "glm45": "<tool_call>{function-name}\n<arg_key>",
     "harmony": "<|start|>assistant<|channel|>commentary to=functions.",
     "mistral": "[TOOL_CALLS]' + name + '[ARGS]",
@@ -421,6 +423,8 @@ def test_published_templates_that_show_tools_alone():
 def test_names_and_prompts():
     with pytest.raises(ParameterError, match="tool-call parser"):
         find_format("", calls="other")
+    found = find_format("", calls="step3p5", thinking="step3p5")
+    assert (found.calls, found.thinking) == (CALL_FORMATS["qwen3_coder"], THINKING["think"])
     with pytest.raises(ParameterError, match="reasoning parser"):
         find_format("", thinking="other")
     assert find_format("plain") == MessageFormat()

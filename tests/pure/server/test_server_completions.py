@@ -73,6 +73,27 @@ async def test_parts_of_characters_have_names_and_places_of_their_own(start: Sta
         assert all(len(likely) >= 2 for each in columns for likely in each["top_logprobs"][2 * echo :])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("prompt", ["b<|im_start|>c<|im_end|>", [98, 0xC3]])
+async def test_places_point_into_the_echoed_text(
+    start: Starter, prompt: str | list[int], skip: bool, stream: bool
+) -> None:
+    served = await start(FakeOptions(script="xyz"))
+    tokenizer = served.context.backend.info.tokenizer
+    if isinstance(prompt, list):  # it ends inside a character
+        prompt = [next(i for i in range(256) if tokenizer.token_bytes(i) == bytes([byte])) for byte in prompt]
+    body = {"prompt": prompt, "max_tokens": 3, "logprobs": 1, "echo": True, "skip_special_tokens": skip}
+    answer = await served.post(PATH, {**body, "stream": stream})
+    told = [each["choices"][0] for each in (events(answer.text) if stream else [answer.json()])]
+    text = "".join(each["text"] for each in told)
+    columns = [each["logprobs"] for each in told if each["logprobs"]]
+    names = [name for each in columns for name in each["tokens"]]
+    places = [place for each in columns for place in each["text_offset"]]
+    whole = [(name, place) for name, place in zip(names, places, strict=True) if not name.startswith("bytes:")]
+    assert whole and all(text.startswith(name, place) for name, place in whole), (text, whole)
+
+
 def test_a_name_that_two_tokens_share_is_the_chosen_one() -> None:
     row = {7: TokenLogprob(-3.0, 3, "x"), 5: TokenLogprob(-1.0, 1, "x"), 6: TokenLogprob(-2.0, 2, "y")}
     columns = CompletionColumns(TokenNames(byte_tokenizer(()), False), 2, None).take([row], [7])

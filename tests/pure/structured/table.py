@@ -627,6 +627,17 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"enum": [-1e308, 1]}, "#", "exactly"),
     ({"multipleOf": 1e-300}, "#", "exactly"),
     ({"patternProperties": {"^a": {"type": "null"}, "b$": {"type": "string"}}}, "", "not disjoint"),
+    ({"patternProperties": {"^a": False, "b$": {}}, "additionalProperties": False}, "", "not disjoint"),
+    (
+        {
+            "allOf": [
+                {"patternProperties": {"b$": {}}, "additionalProperties": False},
+                {"patternProperties": {"^a": {"type": "null"}}},
+            ]
+        },
+        "",
+        "not disjoint",
+    ),
     ({"type": "strin"}, "#/type", "one or several"),
     ({"minLength": -1}, "#/minLength", "integer"),
     ({"required": "a"}, "#/required", "list"),

@@ -40,8 +40,8 @@ class Completion:
     def columns(self, task: PromptTask) -> CompletionColumns:
         """Empty logprob columns for one choice."""
         tokenizer, body = self.context.backend.info.tokenizer, self.body
-        before = [] if body.echo else task.request.prompt_ids
-        decoder = None if tokenizer is None else StreamDecoder(tokenizer, before, body.skip_special_tokens)
+        prompt, skip = task.request.prompt_ids, body.skip_special_tokens
+        decoder = None if tokenizer is None else StreamDecoder(tokenizer, prompt, skip)
         return CompletionColumns(
             TokenNames(tokenizer, bool(body.return_tokens_as_token_ids)), body.logprobs or 0, decoder
         )
@@ -157,16 +157,17 @@ def _choice(completion: Completion, task: PromptTask, result: RequestOutput, out
     text, ids, rows = out.text, out.token_ids, list(out.logprobs or [])
     if completion.only_echo:
         text, ids, rows = "", [], []
-    columns = None
+    found = None
     if body.logprobs is not None:
+        columns, found = completion.columns(task), {}
         if body.echo and result.prompt_logprobs is not None:
-            columns = completion.columns(task).take([*result.prompt_logprobs, *rows], [*result.prompt_token_ids, *ids])
-        else:
-            columns = completion.columns(task).take(rows, ids)
+            text_before = completion.echo_text(task)
+            found = columns.take_prompt(result.prompt_logprobs, result.prompt_token_ids, text_before)
+        found = {name: found.get(name, []) + column for name, column in columns.take(rows, ids).items()}
     choice: dict[str, Any] = {
         "index": completion.place(task, out.index),
         "text": (completion.echo_text(task) if body.echo else "") + text,
-        "logprobs": columns,
+        "logprobs": found,
         "finish_reason": "length" if completion.only_echo else out.finish_reason,
         "stop_reason": out.stop_reason,
         "prompt_logprobs": prompt_rows(result.prompt_logprobs) if body.prompt_logprobs is not None else None,
@@ -248,9 +249,8 @@ class CompletionStream:
             chunk["choices"][0]["prompt_token_ids"] = task.request.prompt_ids
         if body.echo and body.logprobs is not None:
             ids = task.request.prompt_ids
-            chunk["choices"][0]["logprobs"] = self._columns(task, index).take(
-                self.prompt_rows.get(task.index, [None]), ids
-            )
+            rows = self.prompt_rows.get(task.index, [None])
+            chunk["choices"][0]["logprobs"] = self._columns(task, index).take_prompt(rows, ids, text)
         return event(self._with_usage(chunk))
 
     def _columns(self, task: PromptTask, index: int) -> CompletionColumns:

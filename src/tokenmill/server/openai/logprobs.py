@@ -58,14 +58,28 @@ class CompletionColumns:
     Tokens are keys here, so each needs a name of its own: parts of a character are written as OpenAI writes them."""
 
     def __init__(self, names: TokenNames, top: int, decoder: StreamDecoder | None) -> None:
-        """decoder: decodes the tokens' text from the first token on. None: tokens do not become text."""
+        """decoder: decodes the answer's tokens. None: tokens do not become text."""
         self.names = names
         self.top = top
         self.decoder = decoder
         self.offset = 0
 
+    def take_prompt(self, rows: Sequence[Row | None], token_ids: Sequence[int], echoed: str) -> dict[str, Any]:
+        """Add the columns of a prompt that is echoed as this text. Its first token has no probability. A special token
+        takes the place of its name where the text has it: encoding may have added it, and settings may hide it."""
+        if self.names.tokenizer is None:
+            return self.take(rows, token_ids)
+        answers, self.decoder = self.decoder, StreamDecoder(self.names.tokenizer)
+        found = self._taken(rows, token_ids, echoed)
+        self.decoder, self.offset = answers, len(echoed)
+        found["text_offset"] = [min(place, len(echoed)) for place in found["text_offset"]]
+        return found
+
     def take(self, rows: Sequence[Row | None], token_ids: Sequence[int]) -> dict[str, Any]:
-        """Add the columns of some tokens. The first token of a prompt has no probability."""
+        """Add the columns of some tokens of the answer."""
+        return self._taken(rows, token_ids)
+
+    def _taken(self, rows: Sequence[Row | None], token_ids: Sequence[int], echoed: str = "") -> dict[str, Any]:
         out: dict[str, Any] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for row, token in zip(rows, token_ids, strict=False):
             if row is None:
@@ -78,7 +92,7 @@ class CompletionColumns:
                 out["token_logprobs"].append(max(row[token].logprob, FLOOR))
                 out["top_logprobs"].append(self._likely(row, token))
             out["tokens"].append(self._name(token, text))
-            out["text_offset"].append(self._place(token, text))
+            out["text_offset"].append(self._place(token, text, echoed))
         return out
 
     def _likely(self, row: Row, token: int) -> dict[str, float]:
@@ -95,10 +109,13 @@ class CompletionColumns:
         raw = self.names.raw(token) if "\ufffd" in text else None
         return text if raw is None or is_text(raw) else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
-    def _place(self, token: int, text: str) -> int:
+    def _place(self, token: int, text: str, echoed: str) -> int:
         """Where the token's text begins. A token that completes a character gives more text than its own bytes."""
         before = self.offset
         self.offset += len(self.decoder.push([token])) if self.decoder is not None else 0
+        tokenizer = self.names.tokenizer
+        if echoed and tokenizer is not None and token in tokenizer.special_ids and echoed.startswith(text, self.offset):
+            self.offset += len(text)
         return max(before, self.offset - len(text))
 
 

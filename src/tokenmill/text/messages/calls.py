@@ -204,7 +204,7 @@ class CallReader:
                 return False
             if given and not self.begin() and self.name is not None:
                 return False
-        return self._complete(given)
+        return (given or not step.opened) and self._complete(given)
 
     def _broken(self, seen: str) -> bool:
         """Does the object end without its bracket, because something else begins? A call that has begun stays a

@@ -60,7 +60,8 @@ class Args:
 class Object:
     """A JSON object with the name and the arguments (and an id), each under one of these keys.
 
-    `opened`: its first bracket is the block's `open`. What has other keys before the arguments is no call then."""
+    `opened`: its first bracket is the block's `open`. What has no arguments, or
+    other keys before them, is no call then."""
 
     name: tuple[str, ...] = ("name",)
     args: tuple[str, ...] = ("arguments", "parameters")

@@ -52,6 +52,7 @@ _CALL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (  # all of them must be 
     (("<function_call>",), "granite"),
     ((">>>all",), "functionary_v32"),
     (("<function=",), "functionary"),
+    (("<longcat_tool_call>",), "longcat"),
     (("<tool_call>",), "hermes"),
     (("<|python_start|>",), "pythonic"),
     (("[func_name1(",), "pythonic"),

@@ -21,6 +21,7 @@ from tokenmill.text.messages.describe import (
 _NAMED = Object(name=("tool_name", "name"), args=("parameters", "arguments"))
 
 HERMES = CallFormat("hermes", (Calls("<tool_call>\n", (Object(),), "\n</tool_call>"),))
+LONGCAT = CallFormat("longcat", (Calls("<longcat_tool_call>\n", (Object(),), "\n</longcat_tool_call>"),))
 _CODER = (Name((">",)), Pairs("\n<parameter=", ">\n", "\n</parameter>"), Lit("\n</function>", optional=True))
 QWEN_CODER = CallFormat(
     "qwen3_coder",
@@ -370,6 +371,7 @@ CALL_FORMATS: dict[str, CallFormat] = {
     f.name: f
     for f in (
         HERMES,
+        LONGCAT,
         QWEN_CODER,
         LLAMA_JSON,
         LLAMA_PYTHON,
@@ -436,6 +438,8 @@ CALL_ALIASES = {
     "qwen25": "hermes",
     "qwen3": "hermes",
     "qwen3_xml": "qwen3_coder",
+    "step3p5": "qwen3_coder",
+    "mimo": "qwen3_coder",
     "llama3": "llama3_json",
     "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic",
@@ -455,9 +459,11 @@ CALL_ALIASES = {
     "granite4": "hermes",
     "command_r": "cohere",
     "internlm2": "internlm",
+    "interns1": "internlm",
     "functionary_v3": "functionary",
     "ernie45": "hermes",
     "hunyuan_a13b": "tool_calls",
+    "hunyuan": "tool_calls",
     "jamba": "tool_calls",
     "nemotron_v2": "nemotron",
     "seed": "seed_oss",
@@ -466,6 +472,11 @@ THINKING_ALIASES = {
     "deepseek_r1": "think",
     "deepseek-r1": "think",
     "deepseek_v3": "think",
+    "deepseek_v4": "think",
+    "step3p5": "think",
+    "mimo": "think",
+    "holo2": "think",
+    "nemotron_v3": "think",
     "qwen3": "think",
     "glm45": "think",
     "minimax_m2": "think",
