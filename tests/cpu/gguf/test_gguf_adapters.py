@@ -15,20 +15,19 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf_hybrids_helpers import CONFIGS as HYBRIDS
+from gguf_hybrids_helpers import write as write_hybrid
 from gguf_layers_helpers import CASES as LAYERS
-from gguf_layers_helpers import FULL
+from gguf_layers_helpers import FULL, models
 from gguf_layers_helpers import write as write_layers
+from gguf_mixtures_helpers import CASES as MIXTURES
+from gguf_mixtures_helpers import written as mixture
 from gguf_models_helpers import Unrounded
+from gguf_older_helpers import CASES as OLDER
+from gguf_older_helpers import written as older
 from paged_batch import PagedBatch
 from parity import make, theirs
 from safetensors.torch import save_file
-from test_gguf_hybrids import CONFIGS as HYBRIDS
-from test_gguf_hybrids import write as write_hybrid
-from test_gguf_layers import models
-from test_gguf_mixtures import CASES as MIXTURES
-from test_gguf_mixtures import written as mixture
-from test_gguf_older import CASES as OLDER
-from test_gguf_older import written as older
 from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
