@@ -17,7 +17,7 @@ from tokenmill.checkpoint.gguf_file import GgufFile, TensorInfo, open_gguf
 from tokenmill.checkpoint.gguf_model import unweave
 from tokenmill.checkpoint.gguf_names import name_table
 from tokenmill.checkpoint.gguf_source import Given, Joined, TensorSource
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, shown
 from tokenmill.lora.config import MOST_RANK
 from tokenmill.lora.peft import Adapter, LowRank
 
@@ -137,8 +137,9 @@ def _ordered(file: GgufFile, source: TensorSource, up: Tensor) -> Tensor:
         return up[list(source.rows)]
     if not source.heads:
         return up
-    if up.shape[0] % (2 * source.heads):
+    heads: object = source.heads  # as a config says it that nobody has read yet (merge)
+    if not isinstance(heads, int) or heads < 1 or up.shape[0] % (2 * heads):
         raise ModelError(
-            f"{file.path}: the {up.shape[0]} rows of {source.info.name!r} are not pairs of {source.heads} heads."
+            f"{file.path}: the {up.shape[0]} rows of {source.info.name!r} are not pairs of {shown(heads)} heads."
         )
     return up[unweave(source.heads, up.shape[0])]

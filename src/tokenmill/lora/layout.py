@@ -15,6 +15,8 @@ from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.lora.peft import Adapter, LowRank
+from tokenmill.models.config import ModelConfig
+from tokenmill.models.qwen3_next import read_delta
 
 _TILED = ("qwen35", "qwen35moe")
 _MULTIPLIED = "falcon-h1"
@@ -40,11 +42,10 @@ def _reorder(adapter: Adapter, config: Mapping[str, Any], *, back: bool) -> None
     """Value heads that share a key head are neighbours in the class, and lie as many apart as there are key heads in
     files. back: from files to the class."""
     inner = config.get("text_config")
-    said = inner if isinstance(inner, Mapping) else config
-    keys, values = said.get("linear_num_key_heads", 16), said.get("linear_num_value_heads", 32)
-    heads = torch.arange(values).view(keys, -1).t().reshape(-1)
+    said = read_delta(ModelConfig(inner if isinstance(inner, Mapping) else config))
+    heads = torch.arange(said.value_heads).view(said.key_heads, -1).t().reshape(-1)
     heads = heads.argsort() if back else heads
-    starts = {"in_proj_qkv": 2 * keys * said.get("linear_key_head_dim", 128)}
+    starts = {"in_proj_qkv": 2 * said.widths[0]}
     starts |= dict.fromkeys(("in_proj_z", "in_proj_b", "in_proj_a"), 0)
     for module, low in adapter.linear.items():
         layer, _, name = module.rpartition(".")

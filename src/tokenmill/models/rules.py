@@ -171,12 +171,12 @@ def exaone4(c: ModelConfig, index: int) -> Kind:
 
 def gpt_neo(c: ModelConfig, index: int) -> Kind:
     """Global and local layers, as `attention_types` lists them."""
-    groups = c.get("attention_types", list, [[["global", "local"], 12]])
+    groups, count = c.get("attention_types", list, [[["global", "local"], 12]]), c.need("num_hidden_layers", int)
     try:
-        kinds = [kind for pattern, times in groups for _ in range(times) for kind in pattern]
-    except (TypeError, ValueError):
+        kinds = [kind for pattern, times in groups for kind in pattern * min(times, count + 1)]
+    except (TypeError, ValueError, OverflowError):
         raise c.refuse("attention_types", "must hold lists of kinds, each with a count.") from None
-    if len(kinds) != c.need("num_hidden_layers", int) or not set(kinds) <= {"global", "local"}:
+    if len(kinds) != count or not all(kind in ("global", "local") for kind in kinds):
         raise c.refuse("attention_types", "must name 'global' or 'local' for each layer.")
     if c.get("attention_layers", list, kinds) != kinds:
         raise c.refuse("attention_layers", "contradicts 'attention_types'.")

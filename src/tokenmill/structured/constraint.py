@@ -8,6 +8,7 @@ limit, in whichever sequence, the walk continues from the same place on another 
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import thread_time
 
 from llguidance import LLMatcher
 
@@ -21,14 +22,22 @@ FEWEST = 4
 PIECE = 512
 """Tokens that a new lexer repeats between two masks; each mask restores its fuel."""
 REFUSED = "a token that it allowed was not taken"
+EASY_S, MOST_S = 0.005, 0.5
+"""Seconds of work that a token may take, and how much more all tokens of a sequence may take together. The engine's own
+limits count states and items. An ambiguous grammar stays below them, while each token takes longer than the last."""
+SLOW = "its tokens take too long to read, because too many ways of reading the text are open"
 
 
 class GrammarConstraint:
     """`pending`: tokens that must come next (None: not looked up yet). `broken`: no token can follow any more, and
     `why`. `ready`: the next mask, if it was computed ahead. `said`: all tokens so far. `root`: the matcher whose lexer
-    is used (None: a lexer of its own, since token `since`). `check`: called once with the finished text."""
+    is used (None: a lexer of its own, since token `since`). `check`: called once with the finished text. `slow`: the
+    seconds that tokens took beyond what they may take."""
 
-    __slots__ = ("broken", "check", "compiled", "ended", "matcher", "pending", "ready", "root", "said", "since", "why")
+    __slots__ = (
+        *("broken", "check", "compiled", "ended", "matcher", "pending"),
+        *("ready", "root", "said", "since", "slow", "why"),
+    )
 
     def __init__(self, compiled: Compiled) -> None:
         self.compiled = compiled
@@ -36,6 +45,7 @@ class GrammarConstraint:
         self.matcher: LLMatcher = self.root.deep_copy()
         self.said: list[int] = []
         self.since = 0
+        self.slow = 0.0
         self.pending: list[int] | None = None
         self.ready: bytes | None = None
         self.ended = False
@@ -58,6 +68,8 @@ class GrammarConstraint:
 
     def mask(self) -> bytes:
         """Allowed next tokens. If the grammar's limits were hit, none are, which ends the sequence as failed."""
+        if self.slow > MOST_S and not (self.broken or self.ended):
+            self._break(SLOW)
         while not self.broken:
             forced = self._forced()
             if self.broken:
@@ -83,7 +95,7 @@ class GrammarConstraint:
         if pending is not None and not (self.broken or self.ended):  # the common cases, written out for speed
             forced = bool(pending) and tokens == pending[: len(tokens)]
             if forced or (not pending and len(tokens) == 1 and tokens[0] not in self.vocabulary.end_ids):
-                if self.matcher.try_consume_tokens(tokens) == len(tokens):
+                if self._consume(tokens) == len(tokens):
                     self.said += tokens
                     self.pending = pending[len(tokens) :] or None
                     return
@@ -128,6 +140,7 @@ class GrammarConstraint:
         """An independent copy at the same place."""
         twin = GrammarConstraint.__new__(GrammarConstraint)
         twin.compiled, twin.root, twin.since, twin.why = self.compiled, self.root, self.since, self.why
+        twin.slow = self.slow
         twin.matcher, twin.check = self.matcher.deep_copy(), self.check
         twin.said = list(self.said)
         twin.pending = None if self.pending is None else list(self.pending)
@@ -166,6 +179,13 @@ class GrammarConstraint:
                 return
         if not self.broken:
             self._break(reason(self.matcher))
+
+    def _consume(self, tokens: list[int]) -> int:
+        """How many of these tokens the matcher took."""
+        begun = thread_time()
+        count: int = self.matcher.try_consume_tokens(tokens)
+        self.slow += max(0.0, thread_time() - begun - EASY_S * len(tokens))
+        return count
 
     def _break(self, why: str) -> None:
         self.broken = True
@@ -219,7 +239,7 @@ class _Walk:
         elif c.broken or token in c.vocabulary.end_ids:
             c.ended = not c.broken and c.matcher.is_accepting()
             return c.ended
-        if c.matcher.try_consume_tokens([token]) != 1:
+        if c._consume([token]) != 1:
             return False
         self.consumed += 1
         c.said.append(token)

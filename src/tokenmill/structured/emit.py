@@ -376,6 +376,8 @@ class Emitter:
 
     def _counted(self, o: Object, props: dict[str, Node], options: list[Plain]) -> None:
         """min- and maxProperties: one alternative for each choice of the optional names."""
+        dead = {n for n, v in props.items() if n not in o.required and self.algebra.empty(v)}  # they cannot be there
+        props = {n: NEVER if n in dead else v for n, v in props.items()}
         optional = [n for n, v in props.items() if n not in o.required and v != NEVER]
         open_, sure = bool(o.patterns) or o.extra != NEVER, len(o.required)
         found = choices(optional, o.lo - sure, None if o.hi is None else o.hi - sure, opened=open_)

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import torch
 import transformers as hf
+from parity import make
 from torch import Tensor
 from writing import permute
 
@@ -400,3 +401,13 @@ def add(out: Any, key: str, value: Any) -> None:
         out.add_float32(key, value)
     else:
         out.add_uint32(key, value)
+
+
+def models(name: str, folder: Path) -> tuple[Any, C, dict[str, Tensor]]:
+    """Transformers' model, what its config says, and its tensors."""
+    made, config, tensors = make(CASES[name][1], folder)
+    said = {**CASES[name][1].to_dict(), **config}
+    if name.startswith("gemma4"):  # the class keeps it layer by layer
+        full = next(iter(said["per_layer_config"].values()))
+        said |= {"global_head_dim": full["head_dim"], "num_global_key_value_heads": full.get("num_key_value_heads")}
+    return made, said, tensors

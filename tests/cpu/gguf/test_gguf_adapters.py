@@ -15,27 +15,26 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf_hybrids_helpers import CONFIGS as HYBRIDS
+from gguf_hybrids_helpers import write as write_hybrid
 from gguf_layers_helpers import CASES as LAYERS
-from gguf_layers_helpers import FULL
+from gguf_layers_helpers import FULL, models
 from gguf_layers_helpers import write as write_layers
+from gguf_mixtures_helpers import CASES as MIXTURES
+from gguf_mixtures_helpers import written as mixture
 from gguf_models_helpers import Unrounded
+from gguf_older_helpers import CASES as OLDER
+from gguf_older_helpers import written as older
 from paged_batch import PagedBatch
 from parity import make, theirs
 from safetensors.torch import save_file
-from test_gguf_hybrids import CONFIGS as HYBRIDS
-from test_gguf_hybrids import write as write_hybrid
-from test_gguf_layers import models
-from test_gguf_mixtures import CASES as MIXTURES
-from test_gguf_mixtures import written as mixture
-from test_gguf_older import CASES as OLDER
-from test_gguf_older import written as older
 from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.core.errors import ModelError
 from tokenmill.lora.sites import Sites
-from tokenmill.lora.store import LoraStore
+from tokenmill.lora.store import LoraStore, read_adapter
 from tokenmill.models.registry import build_model
 
 TOKENS = [(7 * i) % 90 + 3 for i in range(24)]
@@ -216,3 +215,19 @@ def test_what_a_file_says_of_another_model_is_refused(tmp_path: Path) -> None:
     change(other, tmp_path / "b.gguf", lambda tensor, _: tensor == "blk.3.ffn_up.weight")
     with pytest.raises(ModelError, match=r"it has another base|is not a matrix of this model"):
         Adapted(path).logits(tmp_path / "b.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "why"),
+    [
+        ("nemotron_h", {"num_attention_heads": "4", "num_key_value_heads": "4"}, "are not pairs of"),
+        ("qwen35", {"linear_num_key_heads": 4, "linear_num_value_heads": 31}, "31 value heads"),
+        ("qwen35", {"linear_num_value_heads": "32"}, "linear_num_value_heads"),
+    ],
+)
+def test_a_config_that_nobody_has_read_yet(name: str, config: dict[str, Any], why: str, tmp_path: Path) -> None:
+    """As of the base of a merge."""
+    _, path = written(name, tmp_path)
+    change(path, tmp_path / "a.gguf", lambda _, weight: weight.ndim == 2)
+    with pytest.raises(ModelError, match=why):
+        read_adapter(tmp_path / "a.gguf", config)

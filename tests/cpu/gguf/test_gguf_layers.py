@@ -8,23 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_layers_helpers import CASES, FULL, C, write
+from gguf_layers_helpers import CASES, FULL, C, models, write
 from gguf_models_helpers import check_refused, check_same, logits, prompt
-from parity import make, theirs
-from torch import Tensor
+from parity import theirs
 
 USUAL = ("glm4moe", "deepseek2-v3", "qwen3next", "gemma4", "granitehybrid-moe", "lfm2moe", "falcon-h1",
          "nemotron_h_moe", "mamba", "jamba")  # fmt: skip
 KINDS = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
-
-
-def models(name: str, folder: Path) -> tuple[Any, C, dict[str, Tensor]]:
-    made, config, tensors = make(CASES[name][1], folder)
-    said = {**CASES[name][1].to_dict(), **config}
-    if name.startswith("gemma4"):  # the class keeps it layer by layer
-        full = next(iter(said["per_layer_config"].values()))
-        said |= {"global_head_dim": full["head_dim"], "num_global_key_value_heads": full.get("num_key_value_heads")}
-    return made, said, tensors
 
 
 Made = tuple[Any, Path]

@@ -63,6 +63,8 @@ def test_every_family_has_three_twists():
         ("falcon_h1-0", "ssm_multipliers", [1.0, 1.0, float("nan"), 1.0, 1.0]),
         ("falcon_h1-0", "mlp_multipliers", [1.0, 10**400]),
         ("falcon_h1-0", "time_step_limit", [0.0, 10**400]),
+        ("gpt_neo-0", "attention_types", [[["global", []], 2]]),
+        ("gpt_neo-0", "attention_types", [[["global"], -(10**400)]]),
     ],
 )
 def test_hostile_values_are_refused_by_name(name, key, value, tmp_path):

@@ -10,6 +10,8 @@ import pytest
 from tests.pure.server.conftest import Served, Starter
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.openai import tokens
+from tokenmill.server.openai.schemas import CompletionRequest
+from tokenmill.server.openai.structure import structure
 from tokenmill.testing.fake_generator import FILLS, FakeOptions, byte_tokenizer
 
 MARKS = (*FILLS, "<|fim_pad|>")
@@ -104,6 +106,15 @@ async def test_probabilities_and_biases(start: Starter) -> None:
         assert (await served.post("/completion", {"prompt": "Hi", "logit_bias": bias})).status_code == 400
     refused = await served.post("/completion", {"prompt": "Hi", "n": 2})
     assert refused.status_code == 400 and "one text" in refused.json()["error"]["message"]
+
+
+def test_an_empty_grammar_is_none() -> None:
+    schema = {"type": "integer"}
+    asked = {"prompt": "Hi", "grammar": ""}
+    assert structure(CompletionRequest.model_validate(asked)) is None
+    assert structure(CompletionRequest.model_validate({**asked, "json_schema": schema})) == {"json": schema}
+    found = structure(CompletionRequest.model_validate({**asked, "guided_grammar": ""}))
+    assert found == {"grammar": ""}, "it has no such meaning in other fields, where it is refused"
 
 
 async def test_an_overflow_has_both_counts(start: Starter) -> None:

@@ -617,6 +617,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"$ref": "#"}, "#", "itself"),
     ({"allOf": [{"anyOf": [{"$ref": "#"}]}]}, "#", "itself"),
     ({"minProperties": 2}, "#", "minProperties"),
+    ({"properties": {"a": {"type": "null", "enum": [1]}}, "minProperties": 2}, "#", "minProperties"),
     ({"not": {"patternProperties": {"a": {}}}}, "#/not", "not"),
     ({"not": {"additionalProperties": {"type": "integer"}}, "type": "object"}, "#", "values of names"),
     ({"not": {"format": "email"}, "type": "string"}, "#/not", "format"),

@@ -12,6 +12,7 @@ from bytewise import END, allowed
 from tokenmill.core.errors import OUR_FAULT, OVER_LIMIT, BusyError, ParameterError
 from tokenmill.core.request import ReasoningSpan
 from tokenmill.structured import compiled_grammar, mask_pool
+from tokenmill.structured import constraint as walking
 from tokenmill.structured.compile import Compiler
 from tokenmill.structured.sheltered import Sheltered
 from tokenmill.structured.vocabulary import Vocabulary
@@ -124,6 +125,22 @@ def test_one_that_no_lexer_bears_says_which_limit_and_harms_nobody(compiler, mon
     monkeypatch.undo()
     assert ord("2") in allowed(safe.mask()) and safe.failure() is None
     assert ord("s") in allowed(compiler.constraint(spec).mask())
+
+
+def test_a_sequence_whose_tokens_take_long_to_read_ends_and_harms_nobody(compiler, monkeypatch):
+    spec = {"grammar": 'root ::= s\ns ::= s s s | s s | "a"'}
+    constraint, other = compiler.constraint(spec), compiler.constraint(spec)
+    constraint.accept([97, 97])
+    assert 97 in allowed(constraint.mask())
+    monkeypatch.setattr(walking, "EASY_S", -0.3)  # as if each of the next tokens took 0.3 s longer than it may
+    for _ in range(4):
+        constraint.accept([97])
+    assert allowed(constraint.mask()) == [] and constraint.failure() is not None
+    assert constraint.failure().startswith(OVER_LIMIT) and "too long to read" in constraint.failure()
+    assert constraint.fork().failure() == constraint.failure()
+    monkeypatch.undo()
+    other.accept([97])
+    assert 97 in allowed(other.mask()) and other.failure() is None
 
 
 def test_reasoning_and_shelter_pass_the_reason_on(compiler, caplog):

@@ -31,6 +31,8 @@ _DIRECT = {
     "grammar": "grammar",
     "structural_tag": "structural_tag",
 }
+_NO_GRAMMAR = ("grammar", "")
+"""So llama.cpp and its clients write that there is none."""
 _OURS = "structured_outputs"
 _SWITCHES = frozenset(("json_object", *SWITCHES))
 """Fields in which clients send false to mean "no". (A schema that is false would be one that no value fits.)"""
@@ -76,7 +78,7 @@ def _asked(body: SamplingFields) -> list[tuple[str, dict[str, Any]]]:
     found = [(_OURS, given)] if given else []
     for name, kind in _DIRECT.items():
         value = getattr(body, name, None)
-        if value is not None:
+        if value is not None and (name, value) != _NO_GRAMMAR:
             found.append((name, {kind: _plain_json(name, value) if kind == "json" else value}))
     form = _response_format(body.response_format)
     if form is not None:
