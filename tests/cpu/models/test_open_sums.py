@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ class Opened(ReferenceKernels):
 
     def __init__(self) -> None:
         super().__init__()
-        self.opened = 0
+        self.opened = self.read = 0
 
     def open_product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         self.opened += 1
@@ -32,6 +33,10 @@ class Opened(ReferenceKernels):
         if bias is not None:
             parts[0] += bias
         return parts
+
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0, **given: Any) -> Tensor:
+        self.read += y.ndim == 3
+        return super().add(x, y, scale, **given)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -44,6 +49,7 @@ def test_parts_change_nothing(name, tmp_path):
         model = load(config, tensors, max_positions=case.longest, kernels=kernels)
         found.append(ours(model, prompts, steps, kernels))
     assert kernels.opened > 0 or name in PARALLEL
+    assert kernels.read == kernels.opened, "the operation that reads a sum adds its parts up"
     for key, logits in found[0].items():
         assert (found[1][key] - logits).abs().max() <= 1e-4, key
 
