@@ -94,11 +94,11 @@ class Sum:
         both = self.group.all_reduce_norm(self.part, self.residual, norm, self.scale, self.after)
         if both is not None:
             return both
-        y = self.group.all_reduce(self._added())
+        y = self.part if self.group.size == 1 else self.group.all_reduce(self._added())
         return ctx.kernels.add_norm(self.residual, y, norm, self.scale, within=self.after)
 
     def _added(self) -> Tensor:
-        """This rank's part [T, hidden]."""
+        """This rank's part [T, hidden], for groups that read no parts."""
         return _in_one(self.part, self.residual)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ class Opened(ReferenceKernels):
 
     def __init__(self) -> None:
         super().__init__()
-        self.opened = self.added = 0
+        self.opened = self.added = self.read = 0
 
     def open_product(self, x: Tensor, weight: Tensor, bias: Tensor | None, delta: Delta | None) -> Tensor | None:
         self.opened += 1
@@ -32,3 +33,7 @@ class Opened(ReferenceKernels):
             added = self.add_delta(torch.zeros_like(parts[0]), replace(delta, low=low))
             parts = torch.cat((parts, added[None]))
         return parts
+
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0, **given: Any) -> Tensor:
+        self.read += y.ndim == 3
+        return super().add(x, y, scale, **given)

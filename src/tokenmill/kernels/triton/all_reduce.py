@@ -27,7 +27,7 @@ EMPTY = -(1 << 15)
 RESIDENT_WARPS = 132 * 32
 """Warps that a Hopper holds at once with so many REGISTERS each. More rows than fit share programs."""
 REGISTERS = 64
-ALONE, BESIDE = 132, 80
+ALONE, BESIDE = RESIDENT_WARPS // 32, 80
 """Programs that have a multiprocessor each may have so many registers beside one that multiplies few rows (stream.py):
 the next product's are there by then, and ask for its weight."""
 
@@ -214,8 +214,7 @@ def push_norm(
         **stored_norm(within, "within"), **stored_norm(norm, "norm"),
         RANK=rank, RANKS=buffers.numel(), BLOCK=BLOCK, BLOCKS=blocks, EMPTY=EMPTY, SLOTS=SLOTS,
         PARTS=0 if x.ndim == 2 else x.shape[0], PLAIN=within is None and scale == 1.0, ONE=rows == programs, PDL=pdl,
-        num_warps=warps, maxnreg=registers,
-        launch_pdl=pdl,
+        num_warps=warps, maxnreg=registers, launch_pdl=pdl,
     )  # fmt: skip
     return out, normed
 
