@@ -20,7 +20,7 @@ from tokenmill.cli.unloaded_model import look_for, plain_name
 from tokenmill.core.config import GROUPS, EngineConfig, all_options, make_config
 from tokenmill.core.config_file import read_config_file
 from tokenmill.core.errors import MOST_SHOWN, ParameterError, UserError
-from tokenmill.core.text_values import AUTO, read_count, read_json
+from tokenmill.core.text_values import read_json, read_written
 from tokenmill.core.vllm_arguments import ENGINE, SERVER, SPELLINGS, SWITCHES, options_alone, parsed
 
 Verb = Callable[..., None]
@@ -188,8 +188,7 @@ def _parameter(name: str, group: str, item: Field[Any], kind: Any) -> inspect.Pa
         annotation: Any = Literal[item.metadata["choices"]]
     elif plain is int:
         annotation = Any
-        auto = item.default is None and type(None) in union
-        extra = {"parser": functools.partial(_read_count, names[0], auto=auto), "metavar": "N"}
+        extra = {"parser": functools.partial(_read_count, names[0], kind), "metavar": "N"}
     elif plain in (str, float, list[str]):
         annotation = plain
     elif plain is bool:
@@ -214,11 +213,9 @@ def _shown(value: Any) -> str:
     return "on" if value is True else str(value)
 
 
-def _read_count(flag: str, text: str, *, auto: bool = False) -> int | str:
-    """A whole number. It may be written as 32k or 2GiB. auto: or left to be found out."""
-    if auto and text == AUTO:
-        return AUTO
-    count = read_count(str(text))
+def _read_count(flag: str, kind: Any, text: str) -> int | str:
+    """A whole number. It may be written as 32k or 2GiB, or be left to be found out if the option's kind says so."""
+    count: int | str | None = read_written(str(text), kind)[0]
     if count is None:
         raise typer.BadParameter(f"{flag} takes a whole number, not {text} (32k and 2GiB are allowed)")
     return count

@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 from tokenmill.core.errors import ParameterError, shown
 from tokenmill.core.files import home, in_home
 from tokenmill.core.option_values import but_got, check_option
-from tokenmill.core.text_values import AUTO, read_written
+from tokenmill.core.text_values import is_auto, read_written
 from tokenmill.core.vllm_arguments import ENGINE, SERVER, Other, options_alone
 
 _types = cache(get_type_hints)  # annotations are text: each is compiled and run
@@ -424,7 +424,7 @@ def _read_groups(
                 hint = f" It is the server's (--{given.replace('_', '-')})."
                 hint += " Offline, give it to chat()." if given == "chat_template" else ""
             raise ParameterError(f"Unknown option {shown(given)}.{hint}", param=given)
-        chosen[known[name][0]][name] = None if _is_auto(value, known[name][2]) else value
+        chosen[known[name][0]][name] = None if is_auto(value, known[name][2]) else value
     for values in chosen.values():
         for name, value in values.items():
             check_option(name, value, known[name][1], known[name][2])
@@ -436,14 +436,8 @@ def override(config: EngineConfig, group: str, **values: Any) -> EngineConfig:
     return replace(config, **{group: replace(getattr(config, group), **values)})
 
 
-def _is_auto(value: Any, kind: Any) -> bool:
-    """Is it the word that leaves a number to be found out, as it is where none is given?"""
-    kinds = getattr(kind, "__args__", ())
-    return value == AUTO and int in kinds and type(None) in kinds and str not in kinds
-
-
 def _from_environment(name: str, text: str, item: Field, kind: Any) -> Any:
-    found, wanted = (AUTO, "") if _is_auto(text, kind) else read_written(text, kind)
+    found, wanted = read_written(text, kind)
     if found is None:
         raise ParameterError(f"TOKENMILL_{name.upper()} must be {wanted}{but_got(text, item)}.", param=name)
     return found

@@ -26,6 +26,12 @@ def read_count(text: str) -> int | None:
     return round(float(number) * base ** ("kmgt".index(letter.lower()) + 1))
 
 
+def is_auto(value: Any, kind: Any) -> bool:
+    """Is it the word that leaves a number to be found out, as it is where none is given?"""
+    kinds = getattr(kind, "__args__", ())
+    return bool(value == AUTO) and int in kinds and type(None) in kinds and str not in kinds
+
+
 def read_written(text: str, kind: Any) -> tuple[Any, str]:
     """The value of an option of this type (None: the text is not such a value), and in words what the option
     expects."""
@@ -33,7 +39,7 @@ def read_written(text: str, kind: Any) -> tuple[Any, str]:
     if bool in plain:
         return _SWITCHES.get(text.strip().lower()), "true or false"
     if int in plain:
-        return read_count(text), "a whole number (32k and 2GiB stand for such)"
+        return AUTO if is_auto(text, kind) else read_count(text), "a whole number (32k and 2GiB stand for such)"
     if list[str] in plain:
         return _read_list(text), "one text, or a JSON list of texts"
     found: Any = None

@@ -32,7 +32,8 @@ def to_grammar(spec: Any) -> str:
     unknown = sorted(set(given) - {*KINDS, *SWITCHES})
     kinds = [k for k in KINDS if k in given]
     if unknown or len(kinds) != 1:
-        what = f"{', '.join(map(repr, unknown))} is unknown" if unknown else f"{len(kinds)} kinds were given"
+        what = f"{' or '.join(kinds)}, not both" if kinds else "nothing is asked for"
+        what = f"{', '.join(map(repr, unknown))} is unknown" if unknown else what
         refuse(f"{what}; give one of {', '.join(KINDS)}.")
     for name in ("json_object", "disable_any_whitespace", "disable_additional_properties"):
         if given.get(name, True) is not True:

@@ -138,7 +138,8 @@ class TagGrammar:
             return []
         if not ends and any(p.kind == "free" for p in run):
             _refuse("what follows any_text must be a fixed text or a control token, which ends it")
-        body = run[0].text if len(run) == 1 else self.terminal(" ".join(p.text for p in run))
+        alone = len(run) == 1 and not (ends and run[0].kind == "choice")
+        body = run[0].text if alone else self.terminal(" ".join(p.text for p in run))
         endless = any(p.kind == "endless" for p in run)
         if endless and not ends and run[-1].kind == "fixed":
             return [self.rule(body, "[lazy]")]
@@ -330,10 +331,12 @@ def _separated(writer: TagGrammar, given: dict[str, Any], last: bool) -> Parts:
     ends = last and once
     options = [_checked_tag(writer, tag, ends) for tag in _list(given, "tags")]
     between = writer.literal(given.get("separator", ""))  # it may be empty
-    some = writer.rule(" | ".join(f"({writer.row(o, ends)})" for o in options))
-    led = writer.rule(" | ".join(f"({writer.row([*between, *o], False)})" for o in options))
+    kind: Kind = "choice" if _kind(list(chain(between, *options))) == "choice" else "rule"
+    name = writer.terminal if kind == "choice" else writer.rule
+    some = name(" | ".join(f"({writer.row(o, ends)})" for o in options))
+    led = name(" | ".join(f"({writer.row([*between, *o], False)})" for o in options))
     found = some if once else f"{some} {led}*"
-    return [RulePart(f"({found})" if _switch(given, "at_least_one") else f"({found})?", "rule")]
+    return [RulePart(f"({found})" if _switch(given, "at_least_one") else f"({found})?", kind)]
 
 
 _WRITERS: dict[str, tuple[Callable[..., Parts], tuple[str, ...]]] = {

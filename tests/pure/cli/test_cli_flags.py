@@ -222,13 +222,13 @@ def test_help_imports_no_torch(verb: str) -> None:
      ("2GB", 2 * 10**9), ("0.5Ti", 1 << 39), ("-1", -1), ("+7", 7)],
 )  # fmt: skip
 def test_counts_have_units(text: str, count: int) -> None:
-    assert _read_count("--n", text) == count
+    assert _read_count("--n", int, text) == count
 
 
 @pytest.mark.parametrize("text", ["", "k", "1.5", "1e3", "4 096", "1,000", "3x", "2kib", "1_000", "-2k", "NaN"])
 def test_what_is_no_count_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="32k and 2GiB are allowed"):
-        _read_count("--n", text)
+        _read_count("--n", int, text)
 
 
 def test_flags_with_underscores_are_those_with_dashes() -> None:

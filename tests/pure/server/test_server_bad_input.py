@@ -47,7 +47,7 @@ NUMBERS: dict[str, list[Any]] = {
     "stream": ["true", 1],
     "stream_options": [{"include_usage": "yes"}, 5, {"include_usage": True}],
     "response_format": [{"type": "xml"}, "json", {"type": "json_schema"}, {}],
-    "structured_outputs": [{"json": {}}, {"regex": "(a+)+$"}, 5, {"choice": []}, {"json": False}, {"regex": 0}],
+    "structured_outputs": [{"json": {}}, {"regex": "(a+)+$"}, 5, {"choice": []}, {"json": False}, {"regex": 0}, {}],
     "ignore_eos": [1, "true", []],
     "priority": [1, True, "0", 2**31],
     "request_id": ["", "a b", "x" * 129, "\u00e9", 5],

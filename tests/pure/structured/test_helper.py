@@ -101,7 +101,7 @@ def test_a_schema_that_overruns_is_ended_and_others_go_on():
 
 def test_the_worker_answers_whatever_it_is_asked():
     assert "text" in answer({"spec": SPEC, "reasoning": None})
-    assert "kinds" in answer({"spec": {}, "reasoning": None})["error"]
+    assert "nothing is asked for" in answer({"spec": {}, "reasoning": None})["error"]
     assert "KeyError" in answer({"spec": SPEC, "reasoning": {"close": "x"}})["error"]
 
 

@@ -113,8 +113,8 @@ def test_prepare_compiles_in_the_background():
 
 
 SPECS = {
-    "two kinds": ({"json": {}, "regex": "a"}, "2 kinds"),
-    "none": ({}, "0 kinds"),
+    "two kinds": ({"json": {}, "regex": "a"}, "json or regex, not both"),
+    "none": ({}, "nothing is asked for"),
     "unknown": ({"yaml": {}}, "'yaml' is unknown"),
     "not an object": ("json", "an object"),
     "switch without JSON": ({"regex": "a", "disable_any_whitespace": True}, "JSON only"),

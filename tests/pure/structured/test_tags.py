@@ -41,6 +41,10 @@ def triggered(*tags, **more):
     return {"type": "triggered_tags", "triggers": ["<f"], "tags": list(tags), **more}
 
 
+def separated(*tags, **more):
+    return {"type": "tags_with_separator", "tags": list(tags), **more}
+
+
 def tree(node, **more):
     return {"structural_tag": {"type": "structural_tag", "format": node, **more}}
 
@@ -60,6 +64,10 @@ MEETING = [
     (some("star", tag("<f>", rx("[^<]*"), "</f>")), ["", "<f>a</f><f></f>"], ["<f>"]),
     (some("repeat", const("ab"), min=1, max=2), ["ab", "abab"], ["", "ababab"]),
     (some("repeat", row(INTEGER, const(";")), min=2), ["1;2;", "1;2;3;"], ["1;"]),
+    (some("plus", rx("a{1,2}")), ["a", "aaa", "aaaa"], [""]),
+    (some("repeat", rx("a{1,2}"), min=2), ["aa", "aaaa"], ["a"]),
+    (either(const("bb"), some("star", row(rx("a?b"), const("bb")))), ["", "bb", "bbb", "abbb"], ["b", "bbbb"]),
+    (separated(tag("a", rx("a?"), ""), tag("aa", const("b"), ""), separator="a"), ["a", "aaa", "aaaaab"], ["ab"]),
     (row(ANY, const("x")), ["x", "ax"], ["a", "axb"]),
     (row(ANY, tag("<a>", INTEGER, "</a>")), ["hi<a>1</a>", "<a>1</a>"], ["hi", "hi<a>b</a>"]),
     (row(const("a"), ANY, const("x"), ANY), ["ax", "abxc"], ["a", "xa"]),

@@ -75,7 +75,7 @@ def _asked(body: SamplingFields) -> list[tuple[str, dict[str, Any]]]:
     given = {k: v for k, v in asked.items() if v is not None and (v is not False or k not in _SWITCHES)}
     if "json" in given:
         given["json"] = _plain_json(_OURS, given["json"])
-    found = [(_OURS, given)] if given else []
+    found = [(_OURS, given)] if body.structured_outputs is not None else []
     for name, kind in _DIRECT.items():
         value = getattr(body, name, None)
         if value is not None and (name, value) != _NO_GRAMMAR:
