@@ -127,14 +127,25 @@ def test_in_the_shade_of_a_product_that_lies_in_parts(
     delta = Delta(site, x, None, slots)
     y, scratch = parts[:3].sum(0), Scratch()
     beside = torch.randn(tokens, site.columns // (2 if act == "silu_mul" else 1))
+
+    def there() -> torch.Tensor:
+        turn = scratch.turn(x.device)
+        turn[0] = 1  # as the product does it
+        return turn
+
     with Bounds().watching():
-        found = adapted(parts, delta, act, beside, scratch, pdl=False, shade=True)
+        found = adapted(parts, delta, act, beside, scratch, there(), pdl=False, shade=True)
         if not gains:
-            opened = adapted(parts.clone(), delta, None, None, scratch, pdl=False, shade=True, open_=True)
+            opened = adapted(parts.clone(), delta, None, None, scratch, there(), pdl=False, shade=True, open_=True)
     expected = PLAIN.add_delta(y, whole)
     ended = (expected if act is None else PLAIN.activate(expected, act)) + beside  # type: ignore[arg-type]
     assert float((found - ended).abs().max() / ended.abs().max()) < 1e-5
     if not gains:
         assert torch.equal(opened[:3], parts[:3])
         assert float((opened.sum(0) - expected).abs().max() / expected.abs().max()) < 1e-5
-    assert not scratch.counters(x.device).any()
+    alone = Delta(site, x, None, torch.zeros_like(slots))
+    if not gains:
+        assert not adapted(parts.clone(), alone, None, None, scratch, there(), pdl=False, shade=True, open_=True)[
+            3
+        ].any()
+    assert not scratch.counters(x.device).any(), "all signs are taken down, also where no row has an adapter"

@@ -174,6 +174,9 @@ def _not_while_recording(device: torch.device) -> None:
         raise RuntimeError("scratch is taken before steps are recorded")
 
 
+_TURNS, _SIGNS = 4, 4
+
+
 class Scratch:
     """Memory that kernels of one stream share: partial results, and counters that every kernel leaves at zero.
 
@@ -185,6 +188,7 @@ class Scratch:
         self.num_counters = counters
         self._partial: dict[torch.device, Tensor] = {}
         self._counters: dict[torch.device, Tensor] = {}
+        self._turn = 0
 
     def partial(self, device: torch.device) -> Tensor:
         """Float32 scratch, contents undefined."""
@@ -199,5 +203,12 @@ class Scratch:
         found = self._counters.get(device)
         if found is None:
             _not_while_recording(device)
-            found = self._counters[device] = torch.zeros(self.num_counters, dtype=torch.int32, device=device)
+            size = self.num_counters + _TURNS * _SIGNS
+            found = self._counters[device] = torch.zeros(size, dtype=torch.int32, device=device)
         return found
+
+    def turn(self, device: torch.device) -> Tensor:
+        """Int32 zeros [4] for two launches that run at once, while those before them still have counters of theirs."""
+        self._turn = (self._turn + 1) % _TURNS
+        first = self.num_counters + self._turn * _SIGNS
+        return self.counters(device)[first : first + _SIGNS]

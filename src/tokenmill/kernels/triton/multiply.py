@@ -95,13 +95,16 @@ class ProductKernels(ReferenceKernels):
             return None if x.shape[0] < 2 else self._parts(x, weight, bias)
         if delta.site.gains is not None or not self._is_few(delta.site, delta.inputs):
             return None
-        parts = self._parts(x, weight, bias, shade=True)
-        return None if parts is None else self._behind(parts, delta, None, None, shade=True, open_=True)
+        turn = self.launch.scratch.turn(x.device)
+        parts = self._parts(x, weight, bias, turn)
+        return None if parts is None else self._behind(parts, delta, None, None, turn, open_=True)
 
-    def _parts(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, shade: bool = False) -> Tensor | None:
-        """x @ weight.T + bias in parts of the sum. shade: see `stream`; one part will do. None: it is not made so."""
+    def _parts(self, x: Tensor, weight: Tensor, bias: Tensor | None, turn: Tensor | None = None) -> Tensor | None:
+        """x @ weight.T + bias in parts of the sum. turn: `ready` of `stream`; one part will do. None: it is not made
+        so."""
         if self.launch.steady or not self.launch.fuses or not self.ways.streams(x, weight):
             return None
+        shade = turn is not None
         beside = adapted.ROOM if shade else 0
         cut = stream_cut(x.shape[0], *weight.shape, parts=True, beside=beside)
         if cut is None and shade:
@@ -110,7 +113,7 @@ class ProductKernels(ReferenceKernels):
             return None
         from tokenmill.kernels.triton.products.stream import stream  # the interpreter cannot load it
 
-        how = {"pdl": self.launch.pdl, "cut": cut, "shade": shade}
+        how = {"pdl": self.launch.pdl, "cut": cut, "ready": turn}
         asked = (x, *weight.shape, shade)
         found = self._if_it_fits("open_product", asked, lambda: stream(x, weight, bias, None, None, **how))  # type: ignore[arg-type]
         if found is not None:
@@ -156,14 +159,19 @@ class ProductKernels(ReferenceKernels):
         x = x if x.stride(1) == 1 else x.contiguous()
         return adapters.adapt(x, site, slots, steady=self.launch.steady, pdl=self.launch.pdl)
 
-    def _behind(self, y: Tensor, delta: Delta, act: Act | None, residual: Tensor | None, *, shade: bool = False,
-                open_: bool = False) -> Tensor | None:  # fmt: skip
-        """What few tokens' adapters do to a product, in one launch; None: the device cannot hold it."""
-        asked, scratch = (y, delta.inputs, act, shade, open_), self.launch.scratch
+    def _behind(self, y: Tensor, delta: Delta, act: Act | None, residual: Tensor | None, turn: Tensor | None = None,
+                *, open_: bool = False) -> Tensor | None:  # fmt: skip
+        """What few tokens' adapters do to a product, in one launch; None: the device cannot hold it. turn: what
+        `stream` got."""
+        shade, scratch = turn is not None, self.launch.scratch
+        signs = scratch.turn(y.device) if turn is None else turn
         how = {"pdl": self.launch.pdl, "shade": shade, "open_": open_}
-        found = self._if_it_fits("add_delta", asked, lambda: adapted.adapted(y, delta, act, residual, scratch, **how))
+        found = self._if_it_fits("add_delta", (y, delta.inputs, act, shade, open_),
+                                 lambda: adapted.adapted(y, delta, act, residual, scratch, signs, **how))  # fmt: skip
         if found is not None:
             self.count("add_delta")
+        elif turn is not None:
+            turn.zero_()  # nobody has taken down what `stream` has put up
         return found
 
     def _beside(self, delta: Delta, weight: Any, bias: Tensor | None, act: Act | None, residual: Tensor | None
@@ -171,11 +179,12 @@ class ProductKernels(ReferenceKernels):
         """A product whose adapters' part is made while it streams its weight; None: it is not made so."""
         if delta.low is not None or not isinstance(weight, Tensor) or not self._is_few(delta.site, delta.inputs):
             return None
-        parts = self._parts(delta.inputs, weight, bias, shade=True)
+        turn = self.launch.scratch.turn(weight.device)
+        parts = self._parts(delta.inputs, weight, bias, turn)
         if parts is None:
             return None
         residual = None if residual is None else residual.contiguous()
-        return self._behind(parts, delta, act, residual, shade=True)
+        return self._behind(parts, delta, act, residual, turn)
 
     def _if_it_fits(self, op: str, asked: tuple[Any, ...], make: Callable[[], Tensor]) -> Tensor | None:
         """What is made; None: the device cannot hold the kernel, which is said once and not tried again for calls of

@@ -32,12 +32,13 @@ from tokenmill.kernels.triton.common import (
 )
 from tokenmill.kernels.triton.products.adapters import FEW, MOST_PARTS, part_of, tiles_of
 
-_CHUNK, _DOWN = 64, 128
-"""Entries of a sum that one product on tensor cores takes: on the way up, and down."""
+_UP, _DOWN = 4096, 128
+"""Numbers of a tile on the way up; entries of a sum that one product on tensor cores takes on the way down."""
 ROOM = 38 << 10
 """Shared memory of a program that goes down, with what the driver takes of it."""
-_MOST_CUTS, _REGISTERS = 32, 168
-"""With fewer registers, or without a bound, cuts of a sum are asked for one by one."""
+_NEAR = 16 << 20
+"""Bytes of adapters that are asked for before the rows are there; the cache holds them besides the weight."""
+_MOST_CUTS = 32
 
 
 # ---------------------------------------------------------------- which adapters a step has
@@ -63,28 +64,60 @@ def _at_place(values, firsts, order, place):
 @triton.jit
 def _share(different, shrinkers, CUTS: tl.constexpr):
     """How many adapters an item has."""
-    return tl.cdiv(different, tl.maximum(shrinkers // CUTS, 1))
+    return tl.maximum(tl.cdiv(different, tl.maximum(shrinkers // CUTS, 1)), 1)
+
+
+@triton.jit
+def _items(different, shrinkers, CUTS: tl.constexpr):
+    return CUTS * tl.cdiv(different, _share(different, shrinkers, CUTS))
+
+
+@triton.jit
+def _ask(ptr, size, first, step):
+    """Have lines first, first + step, ... of so many entries brought near, a few dozen at a time."""
+    LINE: tl.constexpr = 64
+    lanes = tl.arange(0, 128)
+    for line in range(first * 128, tl.cdiv(size, LINE), step * 128):
+        prefetch(ptr + tl.minimum((line + lanes) * LINE, size - 1))
+
+
+@triton.jit
+def ask_for_all(
+    down_ptr, up_ptr, ranks_ptr, slots, firsts, order, item, shrinkers, K, most_rank, columns, early,
+    LANES: tl.constexpr, EACH: tl.constexpr, CUTS: tl.constexpr,
+):  # fmt: skip
+    """Have what this program reads on the way down brought near, and of the first adapters its share of what others
+    read on the way up."""
+    different = tl.sum(firsts, axis=0)
+    if item < _items(different, shrinkers, CUTS):
+        each = _share(different, shrinkers, CUTS)
+        begin_at = item // CUTS * each
+        cut = item % CUTS
+        for place in range(begin_at, tl.minimum(begin_at + each, different)):
+            slot = _at_place(slots, firsts, order, place).to(tl.int64)
+            _ask(down_ptr + (slot * K + cut * EACH) * LANES, tl.minimum(EACH, K - cut * EACH) * LANES, 0, 1)
+    for place in range(0, tl.minimum(different, early)):
+        slot = _at_place(slots, firsts, order, place).to(tl.int64)
+        _ask(up_ptr + slot * most_rank * columns, tl.load(ranks_ptr + slot) * columns, item, shrinkers)
 
 
 @triton.jit
 def go_down(
-    x_ptr, x_stride, down_ptr, sums_ptr, count_ptr, slots, firsts, order, item, shrinkers, K,
+    x_ptr, x_stride, down_ptr, sums_ptr, down_count, slots, firsts, order, item, shrinkers, K,
     LANES: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, EACH: tl.constexpr,
     CUTS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Items `item`, `item + shrinkers`, ...: sums[cut, m] = down @ x[m] over the cut's entries for a group of adapters.
-    Whoever ends a group's last cut adds them up, in order, into sums[CUTS]. count_ptr: groups that are down, programs
-    that have seen it, then cuts of each group."""
+    """Items `item`, `item + shrinkers`, ...: sums[cut, m] = down @ x[m] over the cut's entries for a group of
+    adapters. down_count: items that are done."""
     STEPS: tl.constexpr = EACH // BK
     m = tl.arange(0, BM)
     different = tl.sum(firsts, axis=0)
     each = _share(different, shrinkers, CUTS)
     first_of = (slots[:, None] == slots[None, :]) & (firsts > 0)[None, :]
     places = tl.where(slots > 0, tl.sum(tl.where(first_of, order[None, :], 0), axis=1), BM)
-    while item < CUTS * tl.cdiv(different, tl.maximum(each, 1)):
-        group = item // CUTS
+    while item < _items(different, shrinkers, CUTS):
         cut = item % CUTS
-        begin_at = group * each
+        begin_at = item // CUTS * each
         count = tl.minimum(each, different - begin_at)
         mine = (places >= begin_at) & (places < begin_at + count)
         for l0 in tl.range(0, LANES, BL, num_stages=1):
@@ -110,44 +143,36 @@ def go_down(
             tl.store(sums_ptr + (cut * BM + m[:, None]) * LANES + lane[None, :], acc,
                      mask=mine[:, None] & (lane < LANES)[None, :], cache_modifier=".cg")  # fmt: skip
         tl.debug_barrier()
-        if tl.atomic_add(count_ptr + 2 + group, 1, sem="acq_rel") == CUTS - 1:
-            tl.store(count_ptr + 2 + group, 0)
-            for l0 in tl.range(0, LANES, 16, num_stages=1):
-                at = sums_ptr + m[:, None] * LANES + l0 + tl.arange(0, 16)[None, :]
-                cuts = ()  # few lanes, so that all cuts can be asked for before the first is added
-                for other in tl.static_range(CUTS):
-                    cuts += (tl.load(at + other * BM * LANES, mask=mine[:, None], other=0.0, cache_modifier=".cg"),)
-                acc = tl.zeros((BM, 16), dtype=tl.float32)
-                for other in tl.static_range(CUTS):
-                    acc += cuts[other]
-                tl.store(at + CUTS * BM * LANES, acc, mask=mine[:, None], cache_modifier=".cg")
-            tl.debug_barrier()
-            tl.atomic_add(count_ptr, 1, sem="release")
+        tl.atomic_add(down_count, 1, sem="release")
         item += shrinkers
 
 
 @triton.jit
-def until_down(count_ptr, firsts, shrinkers, programs, CUTS: tl.constexpr):
-    """Until all groups are down; the last of so many programs that has seen it leaves the counters at zero."""
+def _until(ptr, count):
+    """Until so many have been counted there."""
+    while tl.atomic_add(ptr, 0, sem="acquire") < count:
+        pass
+
+
+@triton.jit
+def until_down(signs_ptr, firsts, shrinkers, programs, CUTS: tl.constexpr):
+    """Until all items are down; the last of so many programs that has seen it takes all signs down."""
     different = tl.sum(firsts, axis=0)
     if different > 0:
-        groups = tl.cdiv(different, _share(different, shrinkers, CUTS))
-        down = tl.atomic_add(count_ptr, 0, sem="acquire")
-        while down < groups:
-            down = tl.atomic_add(count_ptr, 0, sem="acquire")
-        if tl.atomic_add(count_ptr + 1, 1, sem="acq_rel") == programs - 1:
-            tl.store(count_ptr, 0)
-            tl.store(count_ptr + 1, 0)
+        _until(signs_ptr + 1, _items(different, shrinkers, CUTS))
+        if tl.atomic_add(signs_ptr + 2, 1, sem="acq_rel") == programs - 1:
+            for sign in tl.static_range(3):
+                tl.store(signs_ptr + sign, 0)
 
 
 # ---------------------------------------------------------------- up
 
 
 @triton.jit
-def ask_for_up(up_ptr, slots, firsts, order, n, most_rank, columns, BM: tl.constexpr, BN: tl.constexpr):
-    """Have the columns from n on brought near: what will be read once all are down."""
+def ask_for_up(up_ptr, slots, firsts, order, early, n, most_rank, columns, BM: tl.constexpr, BN: tl.constexpr):
+    """Have the columns from n on brought near: what will be read once all are down, and nobody has asked for so far."""
     LINES: tl.constexpr = (BN + 63) // 64
-    for place in range(0, tl.sum(firsts, axis=0)):
+    for place in range(early, tl.sum(firsts, axis=0)):
         slot = _at_place(slots, firsts, order, place)
         for r0 in range(0, most_rank, 16):
             r = tl.minimum(r0 + tl.arange(0, 16), most_rank - 1)
@@ -182,6 +207,24 @@ def _times_low(acc, w, slot, every, slots, WIDE: tl.constexpr):
 
 
 @triton.jit
+def _low(sums_ptr, slots, ranks, part, r0, LANES: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr, CUTS: tl.constexpr):
+    """Entries r0 and on of down @ x of each row [BM, BR]: its cuts, as many asked for at once as registers hold."""
+    AT_ONCE: tl.constexpr = max(1, 8192 // (BM * BR))
+    m = tl.arange(0, BM)
+    r = r0 + tl.arange(0, BR)
+    mine = (r[None, :] < ranks[:, None]) & (slots > 0)[:, None]
+    at = sums_ptr + m[:, None] * LANES + part * ranks[:, None] + r[None, :]
+    low = tl.zeros((BM, BR), dtype=tl.float32)
+    for first in tl.static_range(0, CUTS, AT_ONCE):
+        cuts = ()
+        for cut in tl.static_range(first, min(first + AT_ONCE, CUTS)):
+            cuts += (tl.load(at + cut * BM * LANES, mask=mine, other=0.0, cache_modifier=".cg"),)
+        for cut in tl.static_range(len(cuts)):
+            low += cuts[cut]
+    return low
+
+
+@triton.jit
 def come_up(
     first_w, first_slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, ok, part, most_rank, columns,
     LANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, CHUNK: tl.constexpr,
@@ -192,14 +235,11 @@ def come_up(
 
     The rows are on the left here: with the columns there these would be asynchronous products, whose operands Triton
     3.6 overwrites too early in two such loops of one program."""
-    m = tl.arange(0, BM)
-    lane = tl.arange(0, CHUNK) % BR
     chunks = tl.cdiv(tl.sum(firsts, axis=0), CHUNK // BR)
     more = tl.zeros((BM, BN), dtype=tl.float32)
     for r0 in range(0, most_rank, BR):
-        every = tl.load(sums_ptr + (CUTS * BM + m[:, None]) * LANES + part * ranks[:, None] + r0 + lane[None, :],
-                        mask=(r0 + lane[None, :] < ranks[:, None]) & (slots > 0)[:, None], other=0.0,
-                        cache_modifier=".cg")  # fmt: skip
+        low = _low(sums_ptr, slots, ranks, part, r0, LANES, BM, BR, CUTS)
+        every = tl.reshape(tl.broadcast_to(low[:, None, :], (BM, CHUNK // BR, BR)), (BM, CHUNK))
         start = 0
         if r0 == 0:
             more = _times_low(more, first_w, first_slot, every, slots, WIDE)
@@ -216,26 +256,39 @@ def come_up(
 @triton.jit(do_not_specialize=["M"])
 def _adapted_kernel(
     x_ptr, y_ptr, residual_ptr, out_ptr, down_ptr, up_ptr, ranks_ptr, slots_ptr, gains_ptr, shifts_ptr,
-    sums_ptr, count_ptr, M, K, x_stride, columns, WIDTH, most_rank, shrinkers,
+    sums_ptr, signs_ptr, M, K, x_stride, columns, WIDTH, most_rank, early, shrinkers,
     border1, border2, border3, tiles1, tiles2, tiles3,
     PARTS: tl.constexpr, LANES: tl.constexpr, GAINS: tl.constexpr, RESIDUAL: tl.constexpr, ACT: tl.constexpr,
     GATED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr,
     EACH: tl.constexpr, CUTS: tl.constexpr, CHUNK: tl.constexpr, UNADDED: tl.constexpr, SHADE: tl.constexpr,
     OPEN: tl.constexpr, WIDE: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program has BN columns of all rows; no tile crosses a border of parts. WIDTH: of the output. UNADDED: y lies in
-    so many parts of a sum; 0: it is whole. SHADE: x may be read at once. OPEN: out is what adapters add, without y."""
-    begin(PDL)
+    """A program has BN columns of all rows; no tile crosses a border of parts. WIDTH: of the output. UNADDED: y lies
+    in so many parts of a sum; 0: it is whole. signs: x is there (SHADE: then it may be read), items that are down,
+    programs that have seen all. OPEN: out is what adapters add, without y."""
     m = tl.arange(0, BM)
     slots = tl.load(slots_ptr + m, mask=m < M, other=0)  # nothing that runs behind the embedding writes these
     firsts = first_rows(slots, BM)
     order = tl.cumsum(firsts, 0) - 1
-    if tl.program_id(0) < shrinkers:
+    item = tl.program_id(0)
+    if item < shrinkers:
+        different = tl.sum(firsts, axis=0)
+        if PREFETCH:
+            ask_for_all(down_ptr, up_ptr, ranks_ptr, slots, firsts, order, item, shrinkers, K, most_rank, columns,
+                        early, LANES, EACH, CUTS)  # fmt: skip
         if not SHADE:
+            begin(PDL)
             wait(PDL)
-        go_down(x_ptr, x_stride, down_ptr, sums_ptr, count_ptr, slots, firsts, order,
-                tl.program_id(0), shrinkers, K, LANES, BM, BK, BL, EACH, CUTS, WIDE)  # fmt: skip
+        elif item == 0 or item < _items(different, shrinkers, CUTS):
+            # Only now may the next launch begin: whoever looks at these signs next must find that they were taken down.
+            _until(signs_ptr, 1)
+            begin(PDL)
+        go_down(x_ptr, x_stride, down_ptr, sums_ptr, signs_ptr + 1, slots, firsts, order, item, shrinkers, K,
+                LANES, BM, BK, BL, EACH, CUTS, WIDE)  # fmt: skip
+        if SHADE and item + different == 0:
+            tl.store(signs_ptr, 0)
         return
+    begin(PDL)
     ranks = tl.load(ranks_ptr + slots)
     part, start, end, tile = part_of(
         tl.program_id(0) - shrinkers, columns, WIDTH, border1, border2, border3, tiles1, tiles2, tiles3, PARTS, GATED
@@ -243,15 +296,15 @@ def _adapted_kernel(
     n = start + tile * BN + tl.arange(0, BN)
     ok = n < end
     if PREFETCH:
-        ask_for_up(up_ptr, slots, firsts, order, start + tile * BN, most_rank, columns, BM, BN)
+        ask_for_up(up_ptr, slots, firsts, order, early, start + tile * BN, most_rank, columns, BM, BN)
         if GATED:
-            ask_for_up(up_ptr, slots, firsts, order, start + tile * BN + WIDTH, most_rank, columns, BM, BN)
+            ask_for_up(up_ptr, slots, firsts, order, early, start + tile * BN + WIDTH, most_rank, columns, BM, BN)
     if not SHADE:
         wait(PDL)
     w, slot = up_tile(up_ptr, slots, ranks, firsts, order, n, ok, most_rank, columns, 0, 0, BR, CHUNK)
     if GATED:
         w_u, _ = up_tile(up_ptr, slots, ranks, firsts, order, n + WIDTH, ok, most_rank, columns, 0, 0, BR, CHUNK)
-    until_down(count_ptr, firsts, shrinkers, tl.num_programs(0) - shrinkers, CUTS)
+    until_down(signs_ptr, firsts, shrinkers, tl.num_programs(0) - shrinkers, CUTS)
     more = come_up(w, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, ok, part, most_rank, columns,
                    LANES, BM, BN, BR, CHUNK, CUTS, WIDE)  # fmt: skip
     if GATED:
@@ -314,7 +367,7 @@ class Cuts:
     @property
     def floats(self) -> int:
         """Scratch memory for all sums."""
-        return (self.cuts + 1) * self.rows * self.lanes
+        return self.cuts * self.rows * self.lanes
 
 
 def cuts_of(site: AdapterSite, tokens: int) -> Cuts:
@@ -345,17 +398,29 @@ def shrinkers_of(programs: int) -> int:
     return max(16, min(processors, (4 * processors - programs) // 16 * 16))
 
 
-def _constants(site: AdapterSite, cuts: Cuts) -> dict[str, int | bool]:
+def _tiles(site: AdapterSite, width: int, gated: bool) -> tuple[int, int, int, list[int], list[int], int]:
+    """Columns of a program on the way up, its warps and registers, and where its tiles lie. One program fits beside
+    a product, and who ends a sum stays until the product has ended: so all are to be there at once."""
+    for block, warps, registers in ((64, 4, 168), (128, 8, 128)):
+        borders, tiles = tiles_of(site, block)
+        total = triton.cdiv(width, block) if gated or site.parts == 1 else tiles[-1]
+        if INTERPRETED or total <= multiprocessors():
+            break
+    return block, warps, registers, borders, tiles, total
+
+
+def _constants(site: AdapterSite, cuts: Cuts, block: int) -> dict[str, int | bool]:
     """What the kernel must know of the adapters when it is compiled."""
     assert site.down is not None and site.up is not None
     return {
         "PARTS": site.parts, "LANES": cuts.lanes, "BL": max(16, min(64, pow2(cuts.lanes))),
-        "BR": max(16, min(_CHUNK, pow2(site.up.shape[1]))), "EACH": cuts.each, "CUTS": cuts.cuts, "CHUNK": _CHUNK,
+        "BR": max(16, min(_UP // block, pow2(site.up.shape[1]))), "EACH": cuts.each, "CUTS": cuts.cuts,
+        "BN": block, "CHUNK": _UP // block,
     }  # fmt: skip
 
 
 def adapted(
-    y: Tensor, delta: Delta, act: str | None, residual: Tensor | None, scratch: Scratch, *,
+    y: Tensor, delta: Delta, act: str | None, residual: Tensor | None, scratch: Scratch, signs: Tensor, *,
     pdl: bool, shade: bool = False, open_: bool = False,
 ) -> Tensor:  # fmt: skip
     """residual + act(y * gain + shift + up @ down @ x); y is the product of delta.inputs [T <= 64, N], or what `stream`
@@ -366,17 +431,15 @@ def adapted(
     kind, gated = act_parts(act)
     tokens, width = x.shape[0], site.columns // 2 if gated else site.columns
     out = y[-1] if open_ else torch.empty((tokens, width), dtype=x.dtype, device=y.device)
-    block = 64
-    borders, tiles = tiles_of(site, block)
-    total = triton.cdiv(width, block) if gated or site.parts == 1 else tiles[-1]
+    block, warps, registers, borders, tiles, total = _tiles(site, width, gated)
     cuts, shrinkers = cuts_of(site, tokens), shrinkers_of(total)
     _adapted_kernel[(shrinkers + total,)](
         x, y, residual, out, site.down, site.up, site.ranks, delta.slots, site.gains, site.shifts,
-        scratch.partial(y.device), scratch.counters(y.device), tokens, site.inputs, x.stride(0), site.columns, width,
-        site.up.shape[1], shrinkers, *borders, *tiles[:3],
-        **_constants(site, cuts), GAINS=site.gains is not None, RESIDUAL=residual is not None, ACT=kind, GATED=gated,
-        BM=cuts.rows, BN=block, BK=_down(cuts), UNADDED=0 if y.ndim == 2 else y.shape[0] - shade, SHADE=shade,
+        scratch.partial(y.device), signs, tokens, site.inputs, x.stride(0), site.columns, width,
+        site.up.shape[1], max(1, _NEAR // site.up[0].nbytes), shrinkers, *borders, *tiles[:3],
+        **_constants(site, cuts, block), GAINS=site.gains is not None, RESIDUAL=residual is not None, ACT=kind, GATED=gated,
+        BM=cuts.rows, BK=_down(cuts), UNADDED=0 if y.ndim == 2 else y.shape[0] - shade, SHADE=shade,
         OPEN=open_, WIDE=INTERPRETED or x.dtype == torch.float32, PREFETCH=pdl and not INTERPRETED, PDL=pdl,
-        num_warps=4, maxnreg=_REGISTERS, launch_pdl=pdl,
+        num_warps=warps, maxnreg=registers, launch_pdl=pdl,
     )  # fmt: skip
     return y if open_ else out

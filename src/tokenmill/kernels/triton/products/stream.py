@@ -51,11 +51,11 @@ def _ask_weight(
 
 @gluon.jit
 def _copy(
-    x_desc, w_desc, x_ring, w_ring, full, free, N, pieces, steps,
+    x_desc, w_desc, x_ring, w_ring, full, free, ready_ptr, N, pieces, steps,
     BN: gl.constexpr, HEIGHT: gl.constexpr, GATED: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr,
     BYTES: gl.constexpr, SHADE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp. BYTES: all that comes for a step. SHADE: the next launch begins when the rows are there."""
+    """The copying warp. BYTES: all that comes for a step. SHADE: tell the next launch when the rows are there."""
     first = _first_of(gl.program_id(0), pieces)
     count = (_first_of(gl.program_id(0) + 1, pieces) - first) * steps
     for i in gl.static_range(STAGES):
@@ -66,7 +66,8 @@ def _copy(
             _ask_weight(w_desc, full.index(i), w_ring.index(i), piece // SPLIT * HEIGHT, column, N, BN, HEIGHT, GATED)
     wait(PDL)
     if SHADE:
-        begin(PDL)
+        if gl.program_id(0) == 0:
+            gl.atomic_xchg(ready_ptr, 1, sem="release")
     for i in gl.static_range(STAGES):
         if i < count:
             column = ((first + i // steps) % SPLIT * steps + i % steps) * 64
@@ -153,13 +154,12 @@ def _multiply(
 
 @gluon.jit(do_not_specialize=["M", "pieces", "steps"])
 def _stream_kernel(
-    x_desc, w_desc, bias_ptr, residual_ptr, out_ptr, M, N, pieces, steps,
+    x_desc, w_desc, bias_ptr, residual_ptr, out_ptr, ready_ptr, M, N, pieces, steps,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, HEIGHT: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
     BIAS: gl.constexpr, RESIDUAL: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr, SHADE: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    if not SHADE:
-        begin(PDL)
+    begin(PDL)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BN, BK], w_desc.layout)
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BM, BK], x_desc.layout)
     full, free = make_signs(STAGES, 1)
@@ -167,7 +167,7 @@ def _stream_kernel(
         [
             (_multiply, (x_ring, w_ring, full, free, bias_ptr, residual_ptr, out_ptr, M, N, pieces, steps,
                          BM, BN, HEIGHT, ACT, GATED, BIAS, RESIDUAL, SPLIT, STAGES, PDL)),
-            (_copy, (x_desc, w_desc, x_ring, w_ring, full, free, N, pieces, steps,
+            (_copy, (x_desc, w_desc, x_ring, w_ring, full, free, ready_ptr, N, pieces, steps,
                      BN, HEIGHT, GATED, SPLIT, STAGES, 2 * BK * (BM + (2 * HEIGHT if GATED else HEIGHT)), SHADE,
                      PDL)),
         ],
@@ -178,15 +178,16 @@ def _stream_kernel(
 
 def stream(
     x: Tensor, weight: Tensor, bias: Tensor | None, act: str | None, residual: Tensor | None, *, pdl: bool, cut: Cut,
-    shade: bool = False,
+    ready: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """x [M <= 64, K], weight [N, K] (`may_stream`) -> residual + act(x @ weight.T + bias) [M, N]; cut in parts, these
-    in float32 [parts, M, N], without a residual. shade: in parts, however many, and with room for one more behind them;
-    the next launch may read x without waiting, and must end after this one."""
+    in float32 [parts, M, N], without a residual. ready: in parts, however many, and with room for one more behind them;
+    made 1 when x is there, for a next launch that does not wait for this one, but ends after it."""
     rows, inner = x.shape
     kind, gated = act_parts(act)
     width = weight.shape[0] // 2 if gated else weight.shape[0]
     block_n, height, split, stages = cut
+    shade = ready is not None
     assert (split == 1 and not shade) or (act is None and residual is None)
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous()
@@ -196,7 +197,7 @@ def stream(
     shape, dtype = ((rows, width), x.dtype) if whole else ((split + shade, rows, width), torch.float32)
     out = torch.empty(shape, dtype=dtype, device=x.device)
     _stream_kernel[(min(pieces, multiprocessors()),)](
-        _described(x, block_m), _described(weight, box), bias, residual, out, rows, width, pieces,
+        _described(x, block_m), _described(weight, box), bias, residual, out, ready, rows, width, pieces,
         -(-inner // (BK * split)), BM=block_m, BN=block_n, BK=BK, HEIGHT=height, ACT=kind, GATED=gated,
         BIAS=bias is not None, RESIDUAL=residual is not None, SPLIT=split, STAGES=stages, SHADE=shade, PDL=pdl,
         num_warps=4, maxnreg=_REGISTERS, launch_pdl=pdl,
