@@ -32,10 +32,10 @@ from tokenmill.kernels.triton.common import (
 )
 from tokenmill.kernels.triton.products.adapters import FEW, MOST_PARTS, part_of, tiles_of
 
-_UP, _DOWN = 4096, 128
-"""Numbers of a tile on the way up; entries of a sum that one product on tensor cores takes on the way down."""
-ROOM = 38 << 10
-"""Shared memory of a program that goes down, with what the driver takes of it."""
+_UP = 4096
+"""Numbers of a tile on the way up."""
+ROOM = 76 << 10
+"""Shared memory of a program, with what the driver takes of it: tiles that are under way."""
 _NEAR = 16 << 20
 """Bytes of adapters that are asked for before the rows are there; the cache holds them besides the weight."""
 _MOST_CUTS = 32
@@ -105,7 +105,7 @@ def ask_for_all(
 def go_down(
     x_ptr, x_stride, down_ptr, sums_ptr, down_count, slots, firsts, order, item, shrinkers, K,
     LANES: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, EACH: tl.constexpr,
-    CUTS: tl.constexpr, WIDE: tl.constexpr,
+    CUTS: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
     """Items `item`, `item + shrinkers`, ...: sums[cut, m] = down @ x[m] over the cut's entries for a group of
     adapters. down_count: items that are done."""
@@ -123,7 +123,7 @@ def go_down(
         for l0 in tl.range(0, LANES, BL, num_stages=1):
             lane = l0 + tl.arange(0, BL)
             acc = tl.zeros((BM, BL), dtype=tl.float32)
-            for i in tl.range(0, count * STEPS, num_stages=4):
+            for i in tl.range(0, count * STEPS, num_stages=DEEP + 1):
                 place = begin_at + i // STEPS
                 slot = _at_place(slots, firsts, order, place)
                 k = cut * EACH + i % STEPS * BK + tl.arange(0, BK)
@@ -228,7 +228,7 @@ def _low(sums_ptr, slots, ranks, part, r0, LANES: tl.constexpr, BM: tl.constexpr
 def come_up(
     first_w, first_slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, ok, part, most_rank, columns,
     LANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, CHUNK: tl.constexpr,
-    CUTS: tl.constexpr, WIDE: tl.constexpr,
+    CUTS: tl.constexpr, WIDE: tl.constexpr, HIGH: tl.constexpr,
 ):  # fmt: skip
     """up @ down @ x of each row's adapter [BN, BM], for columns n of one part. first_w: what up_tile gives for the
     first chunk.
@@ -244,7 +244,7 @@ def come_up(
         if r0 == 0:
             more = _times_low(more, first_w, first_slot, every, slots, WIDE)
             start = 1
-        for at in tl.range(start, chunks, num_stages=3):
+        for at in tl.range(start, chunks, num_stages=HIGH + 1):
             w, slot = up_tile(up_ptr, slots, ranks, firsts, order, n, ok, most_rank, columns, at, r0, BR, CHUNK)
             more = _times_low(more, w, slot, every, slots, WIDE)
     return tl.trans(more)
@@ -261,7 +261,8 @@ def _adapted_kernel(
     PARTS: tl.constexpr, LANES: tl.constexpr, GAINS: tl.constexpr, RESIDUAL: tl.constexpr, ACT: tl.constexpr,
     GATED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr,
     EACH: tl.constexpr, CUTS: tl.constexpr, CHUNK: tl.constexpr, UNADDED: tl.constexpr, SHADE: tl.constexpr,
-    OPEN: tl.constexpr, WIDE: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    OPEN: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, HIGH: tl.constexpr, PREFETCH: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """A program has BN columns of all rows; no tile crosses a border of parts. WIDTH: of the output. UNADDED: y lies
     in so many parts of a sum; 0: it is whole. signs: x is there (SHADE: then it may be read), items that are down,
@@ -284,7 +285,7 @@ def _adapted_kernel(
             _until(signs_ptr, 1)
             begin(PDL)
         go_down(x_ptr, x_stride, down_ptr, sums_ptr, signs_ptr + 1, slots, firsts, order, item, shrinkers, K,
-                LANES, BM, BK, BL, EACH, CUTS, WIDE)  # fmt: skip
+                LANES, BM, BK, BL, EACH, CUTS, WIDE, DEEP)  # fmt: skip
         if SHADE and item + different == 0:
             tl.store(signs_ptr, 0)
         return
@@ -306,10 +307,10 @@ def _adapted_kernel(
         w_u, _ = up_tile(up_ptr, slots, ranks, firsts, order, n + WIDTH, ok, most_rank, columns, 0, 0, BR, CHUNK)
     until_down(signs_ptr, firsts, shrinkers, tl.num_programs(0) - shrinkers, CUTS)
     more = come_up(w, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, ok, part, most_rank, columns,
-                   LANES, BM, BN, BR, CHUNK, CUTS, WIDE)  # fmt: skip
+                   LANES, BM, BN, BR, CHUNK, CUTS, WIDE, HIGH)  # fmt: skip
     if GATED:
         other_more = come_up(w_u, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n + WIDTH, ok, PARTS - 1,
-                             most_rank, columns, LANES, BM, BN, BR, CHUNK, CUTS, WIDE)  # fmt: skip
+                             most_rank, columns, LANES, BM, BN, BR, CHUNK, CUTS, WIDE, HIGH)  # fmt: skip
     real = m < M
     keep = ok[:, None] & real[None, :]
     to = m[None, :] * WIDTH + n[:, None]
@@ -373,7 +374,7 @@ class Cuts:
 def cuts_of(site: AdapterSite, tokens: int) -> Cuts:
     """For a product of so many tokens."""
     assert site.down is not None
-    each = max(256, triton.cdiv(triton.cdiv(site.inputs, _MOST_CUTS), _DOWN) * _DOWN)
+    each = max(256, triton.cdiv(triton.cdiv(site.inputs, _MOST_CUTS), 128) * 128)
     return Cuts(triton.cdiv(site.inputs, each), each, max(16, pow2(tokens)), site.down.shape[2])
 
 
@@ -386,10 +387,12 @@ def serves(site: AdapterSite, x: Tensor, scratch: Scratch) -> bool:
     return cuts_of(site, x.shape[0]).floats <= scratch.floats // 2
 
 
-def _down(cuts: Cuts) -> int:
-    """How many entries are taken at once on the way down: three tiles of the rows and of the lanes fit into ROOM."""
-    lanes = max(16, min(64, pow2(cuts.lanes)))
-    return next((step for step in (_DOWN, _DOWN // 2) if 6 * step * (cuts.rows + lanes) < ROOM), _DOWN // 4)
+def _under_way(cuts: Cuts, size: int, gated: bool) -> dict[str, int]:
+    """Entries of a sum that are taken at once on the way down, and how many tiles of such numbers are under way: of the
+    rows and of the lanes, and on the way up."""
+    lanes, room = max(16, min(64, pow2(cuts.lanes))), (ROOM - 4096) // size
+    step = 128 if cuts.rows + lanes <= 64 else 64
+    return {"BK": step, "DEEP": min(8, room // (step * (cuts.rows + lanes))), "HIGH": min(8, room // _UP) - gated}
 
 
 def shrinkers_of(programs: int) -> int:
@@ -398,15 +401,29 @@ def shrinkers_of(programs: int) -> int:
     return max(16, min(processors, (4 * processors - programs) // 16 * 16))
 
 
-def _tiles(site: AdapterSite, width: int, gated: bool) -> tuple[int, int, int, list[int], list[int], int]:
-    """Columns of a program on the way up, its warps and registers, and where its tiles lie. One program fits beside
-    a product, and who ends a sum stays until the product has ended: so all are to be there at once."""
-    for block, warps, registers in ((64, 4, 168), (128, 8, 128)):
-        borders, tiles = tiles_of(site, block)
-        total = triton.cdiv(width, block) if gated or site.parts == 1 else tiles[-1]
-        if INTERPRETED or total <= multiprocessors():
-            break
-    return block, warps, registers, borders, tiles, total
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """Columns of a program on the way up, its warps and registers, and where all programs' columns lie."""
+
+    block: int
+    warps: int
+    registers: int
+    borders: list[int]
+    ends: list[int]
+    programs: int
+
+
+def _tiles_of(site: AdapterSite, width: int, gated: bool) -> _Tiles:
+    """One program fits beside a product, and who ends a sum stays until the product has ended: so all are to be there
+    at once."""
+
+    def tiles(block: int, warps: int, registers: int) -> _Tiles:
+        borders, ends = tiles_of(site, block)
+        programs = triton.cdiv(width, block) if gated or site.parts == 1 else ends[-1]
+        return _Tiles(block, warps, registers, borders, ends, programs)
+
+    small = tiles(64, 4, 168)
+    return small if INTERPRETED or small.programs <= multiprocessors() else tiles(128, 8, 128)
 
 
 def _constants(site: AdapterSite, cuts: Cuts, block: int) -> dict[str, int | bool]:
@@ -431,15 +448,16 @@ def adapted(
     kind, gated = act_parts(act)
     tokens, width = x.shape[0], site.columns // 2 if gated else site.columns
     out = y[-1] if open_ else torch.empty((tokens, width), dtype=x.dtype, device=y.device)
-    block, warps, registers, borders, tiles, total = _tiles(site, width, gated)
-    cuts, shrinkers = cuts_of(site, tokens), shrinkers_of(total)
-    _adapted_kernel[(shrinkers + total,)](
+    tiles, cuts = _tiles_of(site, width, gated), cuts_of(site, tokens)
+    shrinkers, early = shrinkers_of(tiles.programs), max(1, _NEAR // site.up[0].nbytes)
+    _adapted_kernel[(shrinkers + tiles.programs,)](
         x, y, residual, out, site.down, site.up, site.ranks, delta.slots, site.gains, site.shifts,
         scratch.partial(y.device), signs, tokens, site.inputs, x.stride(0), site.columns, width,
-        site.up.shape[1], max(1, _NEAR // site.up[0].nbytes), shrinkers, *borders, *tiles[:3],
-        **_constants(site, cuts, block), GAINS=site.gains is not None, RESIDUAL=residual is not None, ACT=kind, GATED=gated,
-        BM=cuts.rows, BK=_down(cuts), UNADDED=0 if y.ndim == 2 else y.shape[0] - shade, SHADE=shade,
-        OPEN=open_, WIDE=INTERPRETED or x.dtype == torch.float32, PREFETCH=pdl and not INTERPRETED, PDL=pdl,
-        num_warps=warps, maxnreg=registers, launch_pdl=pdl,
+        site.up.shape[1], early, shrinkers, *tiles.borders, *tiles.ends[:3],
+        **_constants(site, cuts, tiles.block), **_under_way(cuts, x.element_size(), gated),
+        GAINS=site.gains is not None, RESIDUAL=residual is not None, ACT=kind, GATED=gated, BM=cuts.rows,
+        UNADDED=0 if y.ndim == 2 else y.shape[0] - shade, SHADE=shade, OPEN=open_,
+        WIDE=INTERPRETED or x.dtype == torch.float32, PREFETCH=pdl and not INTERPRETED, PDL=pdl,
+        num_warps=tiles.warps, maxnreg=tiles.registers, launch_pdl=pdl,
     )  # fmt: skip
     return y if open_ else out
