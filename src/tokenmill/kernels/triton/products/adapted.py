@@ -103,12 +103,12 @@ def ask_for_all(
 
 @triton.jit
 def go_down(
-    x_ptr, x_stride, down_ptr, sums_ptr, down_count, slots, firsts, order, item, shrinkers, K,
-    LANES: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, EACH: tl.constexpr,
-    CUTS: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
+    x_ptr, x_stride, down_ptr, sums_ptr, down_count, slots, ranks, firsts, order, item, shrinkers, K,
+    PARTS: tl.constexpr, LANES: tl.constexpr, LOW: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
+    EACH: tl.constexpr, CUTS: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """Items `item`, `item + shrinkers`, ...: sums[cut, m] = down @ x[m] over the cut's entries for a group of
-    adapters. down_count: items that are done."""
+    """Items `item`, `item + shrinkers`, ...: sums[cut, m, part] = down @ x[m] over the cut's entries for a group of
+    adapters, of LOW entries each, however many the adapter's rank fills. down_count: items that are done."""
     STEPS: tl.constexpr = EACH // BK
     m = tl.arange(0, BM)
     different = tl.sum(firsts, axis=0)
@@ -140,8 +140,10 @@ def go_down(
                     acc = tl.dot(x.to(tl.float32), w.to(tl.float32), acc, input_precision="ieee")
                 else:
                     acc = tl.dot(x, w, acc)
-            tl.store(sums_ptr + (cut * BM + m[:, None]) * LANES + lane[None, :], acc,
-                     mask=mine[:, None] & (lane < LANES)[None, :], cache_modifier=".cg")  # fmt: skip
+            own = tl.maximum(ranks, 1)[:, None]
+            to = lane[None, :] // own * LOW + lane[None, :] % own
+            tl.store(sums_ptr + (cut * BM + m[:, None]) * (PARTS * LOW) + to, acc,
+                     mask=mine[:, None] & (lane[None, :] < PARTS * own), cache_modifier=".cg")  # fmt: skip
         tl.debug_barrier()
         tl.atomic_add(down_count, 1, sem="release")
         item += shrinkers
@@ -207,28 +209,31 @@ def _times_low(acc, w, slot, every, slots, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _low(sums_ptr, slots, ranks, part, r0, LANES: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr, CUTS: tl.constexpr):
+def _low(
+    sums_ptr, slots, ranks, part, r0,
+    PARTS: tl.constexpr, LOW: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr, CUTS: tl.constexpr,
+):  # fmt: skip
     """Entries r0 and on of down @ x of each row [BM, BR]: its cuts, as many asked for at once as registers hold."""
     AT_ONCE: tl.constexpr = max(1, 8192 // (BM * BR))
     m = tl.arange(0, BM)
     r = r0 + tl.arange(0, BR)
-    mine = (r[None, :] < ranks[:, None]) & (slots > 0)[:, None]
-    at = sums_ptr + m[:, None] * LANES + part * ranks[:, None] + r[None, :]
+    mine = (slots > 0)[:, None]  # whole rows, so that a load takes four entries
+    at = sums_ptr + m[:, None] * (PARTS * LOW) + part * LOW + r[None, :]
     low = tl.zeros((BM, BR), dtype=tl.float32)
     for first in tl.static_range(0, CUTS, AT_ONCE):
         cuts = ()
         for cut in tl.static_range(first, min(first + AT_ONCE, CUTS)):
-            cuts += (tl.load(at + cut * BM * LANES, mask=mine, other=0.0, cache_modifier=".cg"),)
+            cuts += (tl.load(at + cut * (BM * PARTS * LOW), mask=mine, other=0.0, cache_modifier=".cg"),)
         for cut in tl.static_range(len(cuts)):
             low += cuts[cut]
-    return low
+    return tl.where(r[None, :] < ranks[:, None], low, 0.0)
 
 
 @triton.jit
 def come_up(
     first_w, first_slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, ok, part, most_rank, columns,
-    LANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, CHUNK: tl.constexpr,
-    CUTS: tl.constexpr, WIDE: tl.constexpr, HIGH: tl.constexpr,
+    PARTS: tl.constexpr, LOW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
+    CHUNK: tl.constexpr, CUTS: tl.constexpr, WIDE: tl.constexpr, HIGH: tl.constexpr,
 ):  # fmt: skip
     """up @ down @ x of each row's adapter [BN, BM], for columns n of one part. first_w: what up_tile gives for the
     first chunk.
@@ -238,7 +243,7 @@ def come_up(
     chunks = tl.cdiv(tl.sum(firsts, axis=0), CHUNK // BR)
     more = tl.zeros((BM, BN), dtype=tl.float32)
     for r0 in range(0, most_rank, BR):
-        low = _low(sums_ptr, slots, ranks, part, r0, LANES, BM, BR, CUTS)
+        low = _low(sums_ptr, slots, ranks, part, r0, PARTS, LOW, BM, BR, CUTS)
         every = tl.reshape(tl.broadcast_to(low[:, None, :], (BM, CHUNK // BR, BR)), (BM, CHUNK))
         start = 0
         if r0 == 0:
@@ -258,17 +263,18 @@ def _adapted_kernel(
     x_ptr, y_ptr, residual_ptr, out_ptr, down_ptr, up_ptr, ranks_ptr, slots_ptr, gains_ptr, shifts_ptr,
     sums_ptr, signs_ptr, M, K, x_stride, columns, WIDTH, most_rank, early, shrinkers,
     border1, border2, border3, tiles1, tiles2, tiles3,
-    PARTS: tl.constexpr, LANES: tl.constexpr, GAINS: tl.constexpr, RESIDUAL: tl.constexpr, ACT: tl.constexpr,
-    GATED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr,
-    EACH: tl.constexpr, CUTS: tl.constexpr, CHUNK: tl.constexpr, UNADDED: tl.constexpr, SHADE: tl.constexpr,
-    OPEN: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, HIGH: tl.constexpr, PREFETCH: tl.constexpr,
-    PDL: tl.constexpr,
+    PARTS: tl.constexpr, LANES: tl.constexpr, LOW: tl.constexpr, GAINS: tl.constexpr, RESIDUAL: tl.constexpr,
+    ACT: tl.constexpr, GATED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
+    BR: tl.constexpr, EACH: tl.constexpr, CUTS: tl.constexpr, CHUNK: tl.constexpr, UNADDED: tl.constexpr,
+    SHADE: tl.constexpr, OPEN: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, HIGH: tl.constexpr,
+    PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program has BN columns of all rows; no tile crosses a border of parts. WIDTH: of the output. UNADDED: y lies
     in so many parts of a sum; 0: it is whole. signs: x is there (SHADE: then it may be read), items that are down,
     programs that have seen all. OPEN: out is what adapters add, without y."""
     m = tl.arange(0, BM)
     slots = tl.load(slots_ptr + m, mask=m < M, other=0)  # nothing that runs behind the embedding writes these
+    ranks = tl.load(ranks_ptr + slots)
     firsts = first_rows(slots, BM)
     order = tl.cumsum(firsts, 0) - 1
     item = tl.program_id(0)
@@ -284,13 +290,12 @@ def _adapted_kernel(
             # Only now may the next launch begin: whoever looks at these signs next must find that they were taken down.
             _until(signs_ptr, 1)
             begin(PDL)
-        go_down(x_ptr, x_stride, down_ptr, sums_ptr, signs_ptr + 1, slots, firsts, order, item, shrinkers, K,
-                LANES, BM, BK, BL, EACH, CUTS, WIDE, DEEP)  # fmt: skip
+        go_down(x_ptr, x_stride, down_ptr, sums_ptr, signs_ptr + 1, slots, ranks, firsts, order, item, shrinkers, K,
+                PARTS, LANES, LOW, BM, BK, BL, EACH, CUTS, WIDE, DEEP)  # fmt: skip
         if SHADE and item + different == 0:
             tl.store(signs_ptr, 0)
         return
     begin(PDL)
-    ranks = tl.load(ranks_ptr + slots)
     part, start, end, tile = part_of(
         tl.program_id(0) - shrinkers, columns, WIDTH, border1, border2, border3, tiles1, tiles2, tiles3, PARTS, GATED
     )
@@ -307,10 +312,10 @@ def _adapted_kernel(
         w_u, _ = up_tile(up_ptr, slots, ranks, firsts, order, n + WIDTH, ok, most_rank, columns, 0, 0, BR, CHUNK)
     until_down(signs_ptr, firsts, shrinkers, tl.num_programs(0) - shrinkers, CUTS)
     more = come_up(w, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, ok, part, most_rank, columns,
-                   LANES, BM, BN, BR, CHUNK, CUTS, WIDE, HIGH)  # fmt: skip
+                   PARTS, LOW, BM, BN, BR, CHUNK, CUTS, WIDE, HIGH)  # fmt: skip
     if GATED:
         other_more = come_up(w_u, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n + WIDTH, ok, PARTS - 1,
-                             most_rank, columns, LANES, BM, BN, BR, CHUNK, CUTS, WIDE, HIGH)  # fmt: skip
+                             most_rank, columns, PARTS, LOW, BM, BN, BR, CHUNK, CUTS, WIDE, HIGH)  # fmt: skip
     real = m < M
     keep = ok[:, None] & real[None, :]
     to = m[None, :] * WIDTH + n[:, None]
@@ -358,24 +363,34 @@ def _scaled(y, gains_ptr, shifts_ptr, slots, n, ok, columns, GAINS: tl.constexpr
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """How the way down is cut: into `cuts` sums of `each` entries, for so many rows and lanes."""
+    """How the way down is cut: into `cuts` sums of `each` entries, for so many rows and lanes, and what a row has of
+    each sum."""
 
     cuts: int
     each: int
     rows: int
     lanes: int
+    sums: int
 
     @property
     def floats(self) -> int:
         """Scratch memory for all sums."""
-        return self.cuts * self.rows * self.lanes
+        return self.cuts * self.rows * self.sums
+
+
+def _low_of(site: AdapterSite) -> int:
+    """Entries that every rank fits into."""
+    assert site.up is not None
+    return max(16, pow2(site.up.shape[1]))
 
 
 def cuts_of(site: AdapterSite, tokens: int) -> Cuts:
     """For a product of so many tokens."""
-    assert site.down is not None
+    assert site.down is not None and site.up is not None
     each = max(256, triton.cdiv(triton.cdiv(site.inputs, _MOST_CUTS), 128) * 128)
-    return Cuts(triton.cdiv(site.inputs, each), each, max(16, pow2(tokens)), site.down.shape[2])
+    return Cuts(
+        triton.cdiv(site.inputs, each), each, max(16, pow2(tokens)), site.down.shape[2], site.parts * _low_of(site)
+    )
 
 
 def serves(site: AdapterSite, x: Tensor, scratch: Scratch) -> bool:
@@ -430,7 +445,7 @@ def _constants(site: AdapterSite, cuts: Cuts, block: int) -> dict[str, int | boo
     """What the kernel must know of the adapters when it is compiled."""
     assert site.down is not None and site.up is not None
     return {
-        "PARTS": site.parts, "LANES": cuts.lanes, "BL": max(16, min(64, pow2(cuts.lanes))),
+        "PARTS": site.parts, "LANES": cuts.lanes, "LOW": _low_of(site), "BL": max(16, min(64, pow2(cuts.lanes))),
         "BR": max(16, min(_UP // block, pow2(site.up.shape[1]))), "EACH": cuts.each, "CUTS": cuts.cuts,
         "BN": block, "CHUNK": _UP // block,
     }  # fmt: skip
