@@ -45,17 +45,21 @@ _MOST_CUTS = 32
 
 
 @triton.jit
-def first_rows(slots, BM: tl.constexpr):
-    """1 for each row that is the first one with its slot, [BM]."""
+def adapters_of(slots, ranks, BM: tl.constexpr):
+    """The different adapters of a step's rows: slot | rank << 16 of each [BM], and how many there are."""
     m = tl.arange(0, BM)
     before = (slots[:, None] == slots[None, :]) & (m[None, :] < m[:, None])
-    return ((tl.sum(before.to(tl.int32), axis=1) == 0) & (slots > 0)).to(tl.int32)
+    first = (tl.sum(before.to(tl.int32), axis=1) == 0) & (slots > 0)
+    place = tl.cumsum(first.to(tl.int32), 0) - 1
+    here = first[None, :] & (place[None, :] == m[:, None])
+    return tl.sum(tl.where(here, (slots | ranks << 16)[None, :], 0), axis=1), tl.sum(first.to(tl.int32), axis=0)
 
 
 @triton.jit
-def _at_place(values, firsts, order, place):
-    """The value of the row that is the first one of the adapter at this place."""
-    return tl.sum(tl.where((firsts > 0) & (order == place), values, 0), axis=0)
+def _one_of(adapters, place, BM: tl.constexpr):
+    """The slot and the rank of one of them."""
+    both = tl.sum(tl.where(tl.arange(0, BM) == place, adapters, 0), axis=0)
+    return (both & 0xFFFF).to(tl.int64), both >> 16
 
 
 # ---------------------------------------------------------------- down
@@ -83,67 +87,67 @@ def _ask(ptr, size, first, step):
 
 @triton.jit
 def ask_for_all(
-    down_ptr, up_ptr, ranks_ptr, slots, firsts, order, item, shrinkers, K, most_rank, columns, early,
-    LANES: tl.constexpr, EACH: tl.constexpr, CUTS: tl.constexpr,
+    down_ptr, up_ptr, adapters, different, item, shrinkers, K, most_rank, columns, early,
+    BM: tl.constexpr, LANES: tl.constexpr, EACH: tl.constexpr, CUTS: tl.constexpr,
 ):  # fmt: skip
     """Have what this program reads on the way down brought near, and of the first adapters its share of what others
     read on the way up."""
-    different = tl.sum(firsts, axis=0)
     if item < _items(different, shrinkers, CUTS):
         each = _share(different, shrinkers, CUTS)
         begin_at = item // CUTS * each
         cut = item % CUTS
         for place in range(begin_at, tl.minimum(begin_at + each, different)):
-            slot = _at_place(slots, firsts, order, place).to(tl.int64)
+            slot, _ = _one_of(adapters, place, BM)
             _ask(down_ptr + (slot * K + cut * EACH) * LANES, tl.minimum(EACH, K - cut * EACH) * LANES, 0, 1)
     for place in range(0, tl.minimum(different, early)):
-        slot = _at_place(slots, firsts, order, place).to(tl.int64)
-        _ask(up_ptr + slot * most_rank * columns, tl.load(ranks_ptr + slot) * columns, item, shrinkers)
+        slot, rank = _one_of(adapters, place, BM)
+        _ask(up_ptr + slot * most_rank * columns, rank * columns, item, shrinkers)
 
 
 @triton.jit
 def go_down(
-    x_ptr, x_stride, down_ptr, sums_ptr, down_count, slots, ranks, firsts, order, item, shrinkers, K,
+    x_ptr, x_stride, down_ptr, sums_ptr, down_count, slots, ranks, adapters, different, item, shrinkers, K,
     PARTS: tl.constexpr, LANES: tl.constexpr, LOW: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
     EACH: tl.constexpr, CUTS: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
     """Items `item`, `item + shrinkers`, ...: sums[cut, m, part] = down @ x[m] over the cut's entries for a group of
-    adapters, of LOW entries each, however many the adapter's rank fills. down_count: items that are done."""
+    adapters, whose lanes lie side by side; LOW entries each, however many the adapter's rank fills. down_count: items
+    that are done."""
     STEPS: tl.constexpr = EACH // BK
     m = tl.arange(0, BM)
-    different = tl.sum(firsts, axis=0)
     each = _share(different, shrinkers, CUTS)
-    first_of = (slots[:, None] == slots[None, :]) & (firsts > 0)[None, :]
-    places = tl.where(slots > 0, tl.sum(tl.where(first_of, order[None, :], 0), axis=1), BM)
     while item < _items(different, shrinkers, CUTS):
         cut = item % CUTS
         begin_at = item // CUTS * each
         count = tl.minimum(each, different - begin_at)
-        mine = (places >= begin_at) & (places < begin_at + count)
-        for l0 in tl.range(0, LANES, BL, num_stages=1):
-            lane = l0 + tl.arange(0, BL)
+        for l0 in tl.range(0, count * LANES, BL, num_stages=1):
+            column = l0 + tl.arange(0, BL)
+            inside = column < count * LANES
+            place = begin_at + column // LANES
+            slot = tl.gather(adapters, tl.where(inside, place, 0), 0) & 0xFFFF
+            slot = tl.max_constancy(tl.where(inside, slot, 0), [16])
+            lane = column % LANES
+            at = tl.max_contiguous(tl.multiple_of(slot.to(tl.int64) * K * LANES + lane, [16]), [16])
             acc = tl.zeros((BM, BL), dtype=tl.float32)
-            for i in tl.range(0, count * STEPS, num_stages=DEEP + 1):
-                place = begin_at + i // STEPS
-                slot = _at_place(slots, firsts, order, place)
-                k = cut * EACH + i % STEPS * BK + tl.arange(0, BK)
+            for i in tl.range(0, STEPS, num_stages=DEEP + 1):
+                k = cut * EACH + i * BK + tl.arange(0, BK)
                 x = tl.load(
                     x_ptr + m[:, None] * x_stride + k[None, :],
-                    mask=(slots == slot)[:, None] & (k < K)[None, :],
+                    mask=(slots > 0)[:, None] & (k < K)[None, :],
                     other=0.0,
                     cache_modifier=".cg",  # whoever has not waited must not read what an earlier kernel left near
                 )
                 # All lanes: a mask by the adapter's own rank would keep loads from running ahead.
-                w = tl.load(down_ptr + slot.to(tl.int64) * K * LANES + k[:, None] * LANES + lane[None, :],
-                            mask=(k < K)[:, None] & (lane < LANES)[None, :], other=0.0)  # fmt: skip
+                w = tl.load(down_ptr + at[None, :] + k[:, None] * LANES,
+                            mask=(k < K)[:, None] & (slot > 0)[None, :], other=0.0)  # fmt: skip
                 if WIDE:
                     acc = tl.dot(x.to(tl.float32), w.to(tl.float32), acc, input_precision="ieee")
                 else:
                     acc = tl.dot(x, w, acc)
             own = tl.maximum(ranks, 1)[:, None]
             to = lane[None, :] // own * LOW + lane[None, :] % own
-            tl.store(sums_ptr + (cut * BM + m[:, None]) * (PARTS * LOW) + to, acc,
-                     mask=mine[:, None] & (lane[None, :] < PARTS * own), cache_modifier=".cg")  # fmt: skip
+            mine = (slot[None, :] == slots[:, None]) & (slot > 0)[None, :] & (lane[None, :] < PARTS * own)
+            tl.store(sums_ptr + (cut * BM + m[:, None]) * (PARTS * LOW) + to, acc, mask=mine, cache_modifier=".cg")
         tl.debug_barrier()
         tl.atomic_add(down_count, 1, sem="release")
         item += shrinkers
@@ -157,9 +161,8 @@ def _until(ptr, count):
 
 
 @triton.jit
-def until_down(signs_ptr, firsts, shrinkers, programs, CUTS: tl.constexpr):
+def until_down(signs_ptr, different, shrinkers, programs, CUTS: tl.constexpr):
     """Until all items are down; the last of so many programs that has seen it takes all signs down."""
-    different = tl.sum(firsts, axis=0)
     if different > 0:
         _until(signs_ptr + 1, _items(different, shrinkers, CUTS))
         if tl.atomic_add(signs_ptr + 2, 1, sem="acq_rel") == programs - 1:
@@ -171,27 +174,23 @@ def until_down(signs_ptr, firsts, shrinkers, programs, CUTS: tl.constexpr):
 
 
 @triton.jit
-def ask_for_up(up_ptr, slots, firsts, order, early, n, most_rank, columns, BM: tl.constexpr, BN: tl.constexpr):
+def ask_for_up(up_ptr, adapters, different, early, n, most_rank, columns, BM: tl.constexpr, BN: tl.constexpr):
     """Have the columns from n on brought near: what will be read once all are down, and nobody has asked for so far."""
     LINES: tl.constexpr = (BN + 63) // 64
-    for place in range(early, tl.sum(firsts, axis=0)):
-        slot = _at_place(slots, firsts, order, place)
+    for place in range(early, different):
+        slot, _ = _one_of(adapters, place, BM)
         for r0 in range(0, most_rank, 16):
             r = tl.minimum(r0 + tl.arange(0, 16), most_rank - 1)
             at = tl.minimum(n + tl.arange(0, LINES) * 64, columns - 1)
-            prefetch(up_ptr + (slot.to(tl.int64) * most_rank + r[:, None]) * columns + at[None, :])
+            prefetch(up_ptr + (slot * most_rank + r[:, None]) * columns + at[None, :])
 
 
 @triton.jit
-def up_tile(
-    up_ptr, slots, ranks, firsts, order, n, ok, most_rank, columns, chunk, r0, BR: tl.constexpr, CHUNK: tl.constexpr
-):
+def up_tile(up_ptr, adapters, n, ok, most_rank, columns, chunk, r0, BR: tl.constexpr, CHUNK: tl.constexpr):
     """Of the adapters that one chunk has, from entry r0 of their ranks on: columns n [CHUNK, BN], and whose they are
     [CHUNK]."""
     k = tl.arange(0, CHUNK)
-    both = tl.zeros((CHUNK,), dtype=tl.int32)  # slot and rank, found together
-    for i in tl.static_range(CHUNK // BR):
-        both = tl.where(k // BR == i, _at_place(slots | ranks << 16, firsts, order, chunk * (CHUNK // BR) + i), both)
+    both = tl.gather(adapters, chunk * (CHUNK // BR) + k // BR, 0)
     slot = both & 0xFFFF
     lane = r0 + k % BR
     w = tl.load(up_ptr + (slot.to(tl.int64) * most_rank + lane)[:, None] * columns + n[None, :],
@@ -231,7 +230,7 @@ def _low(
 
 @triton.jit
 def come_up(
-    first_w, first_slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, ok, part, most_rank, columns,
+    first_w, first_slot, sums_ptr, up_ptr, slots, ranks, adapters, different, n, ok, part, most_rank, columns,
     PARTS: tl.constexpr, LOW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
     CHUNK: tl.constexpr, CUTS: tl.constexpr, WIDE: tl.constexpr, HIGH: tl.constexpr,
 ):  # fmt: skip
@@ -240,7 +239,7 @@ def come_up(
 
     The rows are on the left here: with the columns there these would be asynchronous products, whose operands Triton
     3.6 overwrites too early in two such loops of one program."""
-    chunks = tl.cdiv(tl.sum(firsts, axis=0), CHUNK // BR)
+    chunks = tl.cdiv(different, CHUNK // BR)
     more = tl.zeros((BM, BN), dtype=tl.float32)
     for r0 in range(0, most_rank, BR):
         low = _low(sums_ptr, slots, ranks, part, r0, PARTS, LOW, BM, BR, CUTS)
@@ -250,7 +249,7 @@ def come_up(
             more = _times_low(more, first_w, first_slot, every, slots, WIDE)
             start = 1
         for at in tl.range(start, chunks, num_stages=HIGH + 1):
-            w, slot = up_tile(up_ptr, slots, ranks, firsts, order, n, ok, most_rank, columns, at, r0, BR, CHUNK)
+            w, slot = up_tile(up_ptr, adapters, n, ok, most_rank, columns, at, r0, BR, CHUNK)
             more = _times_low(more, w, slot, every, slots, WIDE)
     return tl.trans(more)
 
@@ -275,14 +274,12 @@ def _adapted_kernel(
     m = tl.arange(0, BM)
     slots = tl.load(slots_ptr + m, mask=m < M, other=0)  # nothing that runs behind the embedding writes these
     ranks = tl.load(ranks_ptr + slots)
-    firsts = first_rows(slots, BM)
-    order = tl.cumsum(firsts, 0) - 1
+    adapters, different = adapters_of(slots, ranks, BM)
     item = tl.program_id(0)
     if item < shrinkers:
-        different = tl.sum(firsts, axis=0)
         if PREFETCH:
-            ask_for_all(down_ptr, up_ptr, ranks_ptr, slots, firsts, order, item, shrinkers, K, most_rank, columns,
-                        early, LANES, EACH, CUTS)  # fmt: skip
+            ask_for_all(down_ptr, up_ptr, adapters, different, item, shrinkers, K, most_rank, columns, early,
+                        BM, LANES, EACH, CUTS)  # fmt: skip
         if not SHADE:
             begin(PDL)
             wait(PDL)
@@ -290,8 +287,8 @@ def _adapted_kernel(
             # Only now may the next launch begin: whoever looks at these signs next must find that they were taken down.
             _until(signs_ptr, 1)
             begin(PDL)
-        go_down(x_ptr, x_stride, down_ptr, sums_ptr, signs_ptr + 1, slots, ranks, firsts, order, item, shrinkers, K,
-                PARTS, LANES, LOW, BM, BK, BL, EACH, CUTS, WIDE, DEEP)  # fmt: skip
+        go_down(x_ptr, x_stride, down_ptr, sums_ptr, signs_ptr + 1, slots, ranks, adapters, different, item, shrinkers,
+                K, PARTS, LANES, LOW, BM, BK, BL, EACH, CUTS, WIDE, DEEP)  # fmt: skip
         if SHADE and item + different == 0:
             tl.store(signs_ptr, 0)
         return
@@ -302,19 +299,19 @@ def _adapted_kernel(
     n = start + tile * BN + tl.arange(0, BN)
     ok = n < end
     if PREFETCH:
-        ask_for_up(up_ptr, slots, firsts, order, early, start + tile * BN, most_rank, columns, BM, BN)
+        ask_for_up(up_ptr, adapters, different, early, start + tile * BN, most_rank, columns, BM, BN)
         if GATED:
-            ask_for_up(up_ptr, slots, firsts, order, early, start + tile * BN + WIDTH, most_rank, columns, BM, BN)
+            ask_for_up(up_ptr, adapters, different, early, start + tile * BN + WIDTH, most_rank, columns, BM, BN)
     if not SHADE:
         wait(PDL)
-    w, slot = up_tile(up_ptr, slots, ranks, firsts, order, n, ok, most_rank, columns, 0, 0, BR, CHUNK)
+    w, slot = up_tile(up_ptr, adapters, n, ok, most_rank, columns, 0, 0, BR, CHUNK)
     if GATED:
-        w_u, _ = up_tile(up_ptr, slots, ranks, firsts, order, n + WIDTH, ok, most_rank, columns, 0, 0, BR, CHUNK)
-    until_down(signs_ptr, firsts, shrinkers, tl.num_programs(0) - shrinkers, CUTS)
-    more = come_up(w, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, ok, part, most_rank, columns,
+        w_u, _ = up_tile(up_ptr, adapters, n + WIDTH, ok, most_rank, columns, 0, 0, BR, CHUNK)
+    until_down(signs_ptr, different, shrinkers, tl.num_programs(0) - shrinkers, CUTS)
+    more = come_up(w, slot, sums_ptr, up_ptr, slots, ranks, adapters, different, n, ok, part, most_rank, columns,
                    PARTS, LOW, BM, BN, BR, CHUNK, CUTS, WIDE, HIGH)  # fmt: skip
     if GATED:
-        other_more = come_up(w_u, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n + WIDTH, ok, PARTS - 1,
+        other_more = come_up(w_u, slot, sums_ptr, up_ptr, slots, ranks, adapters, different, n + WIDTH, ok, PARTS - 1,
                              most_rank, columns, PARTS, LOW, BM, BN, BR, CHUNK, CUTS, WIDE, HIGH)  # fmt: skip
     real = m < M
     keep = ok[:, None] & real[None, :]
@@ -403,11 +400,13 @@ def serves(site: AdapterSite, x: Tensor, scratch: Scratch) -> bool:
 
 
 def _under_way(cuts: Cuts, size: int, gated: bool) -> dict[str, int]:
-    """Entries of a sum that are taken at once on the way down, and how many tiles of such numbers are under way: of the
-    rows and of the lanes, and on the way up."""
-    lanes, room = max(16, min(64, pow2(cuts.lanes))), (ROOM - 4096) // size
-    step = 128 if cuts.rows + lanes <= 64 else 64
-    return {"BK": step, "DEEP": min(8, room // (step * (cuts.rows + lanes))), "HIGH": min(8, room // _UP) - gated}
+    """Lanes and entries of a sum that are taken at once on the way down, and how many tiles of such numbers are under
+    way: of the rows and of the lanes, and on the way up."""
+    room = (ROOM - 4096) // size
+    lanes = min(256, pow2(4 * cuts.lanes), 8192 // cuts.rows)
+    step = 128 if cuts.rows + lanes <= 128 else 64 if cuts.rows + lanes <= 288 else 32
+    return {"BL": lanes, "BK": step, "DEEP": max(1, min(8, room // (step * (cuts.rows + lanes)))),
+            "HIGH": min(8, room // _UP) - gated}  # fmt: skip
 
 
 def shrinkers_of(programs: int) -> int:
@@ -445,7 +444,7 @@ def _constants(site: AdapterSite, cuts: Cuts, block: int) -> dict[str, int | boo
     """What the kernel must know of the adapters when it is compiled."""
     assert site.down is not None and site.up is not None
     return {
-        "PARTS": site.parts, "LANES": cuts.lanes, "LOW": _low_of(site), "BL": max(16, min(64, pow2(cuts.lanes))),
+        "PARTS": site.parts, "LANES": cuts.lanes, "LOW": _low_of(site),
         "BR": max(16, min(_UP // block, pow2(site.up.shape[1]))), "EACH": cuts.each, "CUTS": cuts.cuts,
         "BN": block, "CHUNK": _UP // block,
     }  # fmt: skip
