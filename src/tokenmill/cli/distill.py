@@ -96,6 +96,7 @@ def distill(  # noqa: PLR0913
             )
             prompts = [0] * len(pieces)
         lines = cut(pieces, length, prompts)
+        teacher.check(lines)
         student: Student
         first_weights(seed)
         if kind == "draft":

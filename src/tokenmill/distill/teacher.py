@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.step import RowSampling, RowStart, StepPlan, TableEdit
 from tokenmill.device.memory import pick_device
 from tokenmill.distill.cutting import CutShape, last_norm, layer_tensors, picked
+from tokenmill.distill.texts import Lines
 from tokenmill.engine.loading import compute_dtype, find_model, read_config
 from tokenmill.engine.memory import kv_format
 from tokenmill.engine.model_source import ModelSource
@@ -26,6 +28,7 @@ from tokenmill.kernels import make_kernels
 from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.registry import build_model
+from tokenmill.quantize.calibration_text import check_ids
 from tokenmill.runner.batch import make_batch
 from tokenmill.runner.rows import Rows
 
@@ -93,6 +96,11 @@ class Teacher:
         scratch = [blocks[spec.pool] for spec in layout.groups]
         self.rows = Rows(batch, length, layout, model.spec.vocab_size, self.device, scratch)
         self.held = held
+
+    def check(self, lines: Iterable[Lines]) -> None:
+        """Refuse lines with tokens that the model does not have."""
+        for part in lines:
+            check_ids(part.tokens, self.model.spec.vocab_size, str(self.source.path))
 
     def mark(self) -> str:
         """Tells models apart, wherever they lie: their settings and some of their numbers."""
