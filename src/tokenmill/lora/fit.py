@@ -155,7 +155,7 @@ class Fitter:
             up = up * gain[:, None]
             fill.gains.append((start, gain))
             if place.bias is not None:
-                fill.shifts.append((start, (1.0 - gain) * place.bias[start : start + len(gain)].cpu()))
+                fill.shifts.append((start, (1.0 - gain) * _host(place.bias[start : start + len(gain)])))
         if source.columns is not None:
             down = down[:, source.columns[0] : source.columns[1]]
         if bias is not None and source.first:
@@ -230,7 +230,7 @@ class Fitter:
         for at in range(0, len(weight), _SLICE) if place.plain is not None else ():
             assert place.plain is not None
             rows = place.plain(at, at + _SLICE)
-            if rows is None:
+            if rows is None or rows.is_meta:
                 return
             own = rows.float().cpu()
             if (own - weight[at : at + _SLICE].float()).abs().max() > _ALIKE * own.abs().max():
@@ -243,7 +243,7 @@ class Fitter:
             raise self._refuse(module, f"has no bias of shape {list(bias.shape)}")
         own = self._besides_added(source, bias.float())
         if place.bias is not None:
-            own = own - place.bias[start : start + len(own)].cpu()
+            own = own - _host(place.bias[start : start + len(own)])
         if source.first:
             self._fill(place.site, module).shifts.append((start, own))
 
@@ -263,7 +263,7 @@ class Fitter:
             weight = weight[:, source.columns[0] : source.columns[1]]
             bias = bias if source.first else None
         if bias is None and place.bias is not None:
-            bias = place.bias
+            bias = _host(place.bias)
         dtype, device = self.sites.dtype, self.sites.device
         own = None if bias is None else bias.to(device, dtype)
         fill.whole = DenseWeight(weight.to(device, dtype).contiguous(), own)
@@ -271,7 +271,7 @@ class Fitter:
     def _besides_added(self, source: Source, bias: Tensor) -> Tensor:
         """The product's rows of a bias in the file, without what the model adds to the product itself."""
         added = self.sites.added.get(source.path)
-        bias = bias if added is None else bias - added.cpu()
+        bias = bias if added is None else bias - _host(added)
         return bias if source.rows is None else bias[source.rows]
 
     def _refuse(self, module: str, why: str) -> ModelError:
@@ -292,8 +292,12 @@ def _rows(place: SitePart, at: int, count: int) -> Tensor:
     weight, start = place.weight, place.site.borders[place.part] + at
     assert weight is not None
     ids = torch.arange(start, start + count, device=weight.site_device())
-    rows: Tensor = weight.base.rows(ids)
-    return rows.float().cpu()
+    return _host(weight.base.rows(ids))
+
+
+def _host(numbers: Tensor) -> Tensor:
+    """In float32 on the host; ones in the place of a model's that has shapes alone."""
+    return torch.ones(numbers.shape) if numbers.is_meta else numbers.float().cpu()
 
 
 def stem(module: str) -> str:

@@ -17,11 +17,13 @@ from family_cases import ALL, FIRST
 from parity import load, theirs
 from torch import nn
 
+from tokenmill.core.config import make_config
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.lora.merge import merge
 from tokenmill.lora.sites import Sites
 from tokenmill.lora.store import LoraStore
+from tokenmill.measure.adapter_fit import Found, find_fit
 
 pytest.importorskip("peft")
 FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"
@@ -104,6 +106,7 @@ def compare(case: Any, tmp_path: Path, **said: Any) -> None:
     tokens = [3 + 7 * i % 60 for i in range(19)]
     plain = theirs(reference, tokens)
     expected = theirs(grown(reference, tmp_path / "adapter", **said), tokens)
+    assert find_fit(make_config(model=str(tmp_path / "base"), enable_lora=True), tmp_path / "adapter") == Found()
     found, without = ours_with(config, tensors, tmp_path / "adapter", tokens, ReferenceKernels(), case.longest)
     check(found, without, expected, plain)
 
@@ -127,6 +130,8 @@ def test_every_matrix_of_a_family(name: str, tmp_path: Path) -> None:
     plain = theirs(reference, tokens)
     wrapped = grown(reference, tmp_path / "adapter", target_modules=linear_names(reference))
     expected = theirs(wrapped, tokens)
+    told = find_fit(make_config(model=str(tmp_path / "base"), enable_lora=True), tmp_path / "adapter")
+    assert ("proj is not a matrix of this model" in told.refused) if name in RENAMED else told == Found()
     if name in RENAMED:
         with pytest.raises(ModelError, match="proj is not a matrix of this model"):
             ours_with(config, tensors, tmp_path / "adapter", tokens, ReferenceKernels(), case.longest)
