@@ -62,17 +62,19 @@ def _table(found: list[dict[str, float | int | str | None]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from tokenmill.measure.quality_picture import short_names
+
     table = Table()
     table.add_column("model", overflow="fold")
-    for name in ("weights", "perplexity", "KL", "same top token", "tasks", "tokens/s"):
-        table.add_column(name, justify="right")
-    for one in found:
+    for column in ("weights", "perplexity", "KL", "same top token", "tasks", "tokens/s"):
+        table.add_column(column, justify="right")
+    for name, one in zip(short_names([str(one["model"]) for one in found]), found, strict=True):
 
         def shown(name: str, form: str, one: dict[str, float | int | str | None] = one) -> str:
             return "" if one[name] is None else format(one[name], form)
 
         table.add_row(
-            Path(str(one["model"])).name, size(int(one["weight_bytes"] or 0)), shown("perplexity", ".3f"),
+            name, size(int(one["weight_bytes"] or 0)), shown("perplexity", ".3f"),
             shown("kl", ".5f"), shown("agreement", ".2%"), shown("tasks", ".1%"), shown("tokens_per_s", ".1f"),
         )  # fmt: skip
     Console().print(table)

@@ -298,8 +298,6 @@ def _read_text(path: Path) -> str:
 
 def _check_predictable(source: str, text: str) -> None:
     """Refuse a text that cannot be predicted, before the work after which it would be read."""
-    import torch
-
     from tokenmill.engine.model_source import find_source
     from tokenmill.models.registry import read
     from tokenmill.quantize.calibration_text import check_ids, lead_and_rest
@@ -309,7 +307,7 @@ def _check_predictable(source: str, text: str) -> None:
     if len(lead) + len(ids) < 2 or not ids:
         raise ParameterError("--perplexity: the text is too short, it needs at least two tokens.")
     if isinstance(vocab := read(found.config()).get("vocab_size"), int):
-        check_ids(torch.tensor([*lead, *ids]), vocab, str(found.path))
+        check_ids(max(*lead, *ids), vocab, str(found.path))
 
 
 def _show(source: Path, target: Path, errors: list[LayerError], group: int) -> None:

@@ -100,7 +100,7 @@ class Teacher:
     def check(self, lines: Iterable[Lines]) -> None:
         """Refuse lines with tokens that the model does not have."""
         for part in lines:
-            check_ids(part.tokens, self.model.spec.vocab_size, str(self.source.path))
+            check_ids(int(part.tokens.max()), self.model.spec.vocab_size, str(self.source.path))
 
     def mark(self) -> str:
         """Tells models apart, wherever they lie: their settings and some of their numbers."""

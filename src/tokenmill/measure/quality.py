@@ -135,7 +135,7 @@ def _read(source: ModelSource, windows: Tensor, device: str, cache: CacheOptions
         )
     finally:
         checkpoint.close()
-    check_ids(windows, model.spec.vocab_size, str(source.path))
+    check_ids(int(windows.max()), model.spec.vocab_size, str(source.path))
     hidden = forward_in_parts(model, windows, kernels, torch.device(device), stored)
     if not bool(torch.isfinite(hidden).all()):
         raise UserError(f"{source.path} computes infinite numbers or NaN on the text: its weights are damaged.")

@@ -39,11 +39,12 @@ def lead_and_rest(text: str, encode: Callable[[str], list[int]]) -> tuple[list[i
     return ids[:count], ids[count:]
 
 
-def check_ids(ids: Tensor, vocab: int, model: str = "The model") -> None:
-    """Refuse tokens that a model does not have. (A CPU would end with an error of torch, a GPU be lost.)"""
-    if ids.numel() and int(ids.max()) >= vocab:
+def check_ids(highest: int, vocab: int, model: str = "The model") -> None:
+    """Refuse tokens that a model does not have; highest: the largest id. (A CPU would end with an error of torch, and a
+    GPU be lost.)"""
+    if highest >= vocab:
         raise ModelError(
-            f"{model} has {vocab} embeddings, and its tokenizer gives id {int(ids.max())}: they do not belong together."
+            f"{model} has {vocab} embeddings, and its tokenizer gives id {highest}: they do not belong together."
         )
 
 

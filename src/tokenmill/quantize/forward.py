@@ -56,7 +56,7 @@ def forward_each(
     """The same, but each part's hidden states [n, L, hidden] are given to `take`, with the number of their first
     sequence."""
     if not x.is_floating_point():
-        check_ids(x, model.spec.vocab_size)
+        check_ids(int(x.max()), model.spec.vocab_size)
     count, length = x.shape[:2]
     size = max(1, BATCH_TOKENS // length)
     layout = make_layout(model.spec.kv_specs, BLOCK, kv_format)

@@ -22,7 +22,8 @@ from tokenmill.core.config import CacheOptions
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.engine.model_source import find_source
 from tokenmill.measure.perplexity import perplexity
-from tokenmill.measure.quality import Questions, _windows, compare, read_tasks
+from tokenmill.measure.quality import Quality, Questions, _windows, compare, read_tasks
+from tokenmill.measure.quality_picture import draw, short_names
 from tokenmill.quantize import calibration_text
 from tokenmill.quantize.quantize_model import QuantizeJob, quantize_model
 from tokenmill.quantize.recipes import Recipe, complete_recipe
@@ -188,6 +189,24 @@ def test_command(folders: tuple[Path, Path], tmp_path: Path) -> None:
     assert any("few" in (text.text or "") for text in root.iter() if text.tag.endswith("text"))
     result = CliRunner().invoke(app, ["quality", few, "--against", base, "--text", str(text), "--no-speed"])
     assert result.exit_code == 0 and "perplexity" in result.output and "few" in result.output
+
+
+def test_names_tell_models_apart() -> None:
+    """Folders of one name show what lies above them, and others only their own."""
+    names = [
+        "demo",
+        "/a/run/one/best",
+        "/a/run/two/best",
+        "org/model.gguf",
+        ".",
+        "b/c/",
+        "x/two/best",
+        "/a/run/two/best",
+    ]
+    shown = ["demo", "one/best", "run/two/best", "model.gguf", ".", "c", "x/two/best", "run/two/best"]
+    assert short_names(names) == shown
+    found = [Quality(name, 9, 2.0, None if not n else 0.1, 1.0, None, None) for n, name in enumerate(names[:3])]
+    assert all(f">{name}<" in draw(found) for name in ("demo", "one/best", "two/best"))
 
 
 @pytest.mark.parametrize("line", ["[]", "{", '{"prompt": "a"}', '{"prompt": "a", "choices": ["x"], "answer": 0}',
