@@ -32,8 +32,6 @@ SMALL = ("correction_coefs", "prediction_coefs", "modality_router")
 """Matrices of Gemma 3n that adapters cannot change here."""
 PASSED_BY = {"out_proj", "dt_proj"}
 """Of recurrent layers: PEFT refuses the first, and Transformers reads the second's weight without its adapter."""
-RENAMED = ("SarvamMoEForCausalLM",)
-"""Checkpoints have q, k and v as one matrix, and the class three: an adapter of the class is refused by name."""
 SOME = (
     "Phi3",
     "Bloom",
@@ -47,8 +45,10 @@ SOME = (
     "CodeGen",
     "Ernie4_5_Moe",
     "Exaone",
+    "SarvamMoE",
 )
-"""Fused in several ways, of one head, with norms within, tied, with shared experts, with absorbed matrices."""
+"""Fused in several ways, or in the file alone, of one head, with norms within, tied, with shared experts, with absorbed
+matrices."""
 
 
 def grown(reference: Any, folder: Path, **said: Any) -> Any:
@@ -73,7 +73,7 @@ def ours_with(config: dict, tensors: dict, folder: Path, tokens: list[int], kern
     """Our logits [T, vocab] with the adapter in slot 2, and without one."""
     from paged_batch import PagedBatch
 
-    sites = Sites(2, 16, torch.float32, torch.device("cpu"))
+    sites = Sites(2, 16, torch.float32, torch.device("cpu"), config)
     model = load(config, tensors, kernels=kernels, max_positions=longest, adapters=sites)
     sites.allocate()
     store = LoraStore(sites, kernels)
@@ -130,12 +130,7 @@ def test_every_matrix_of_a_family(name: str, tmp_path: Path) -> None:
     plain = theirs(reference, tokens)
     wrapped = grown(reference, tmp_path / "adapter", target_modules=linear_names(reference))
     expected = theirs(wrapped, tokens)
-    told = find_fit(make_config(model=str(tmp_path / "base"), enable_lora=True), tmp_path / "adapter")
-    assert ("proj is not a matrix of this model" in told.refused) if name in RENAMED else told == Found()
-    if name in RENAMED:
-        with pytest.raises(ModelError, match="proj is not a matrix of this model"):
-            ours_with(config, tensors, tmp_path / "adapter", tokens, ReferenceKernels(), case.longest)
-        return
+    assert find_fit(make_config(model=str(tmp_path / "base"), enable_lora=True), tmp_path / "adapter") == Found()
     found, without = ours_with(config, tensors, tmp_path / "adapter", tokens, ReferenceKernels(), case.longest)
     check(found, without, expected, plain)
 
@@ -215,16 +210,31 @@ MERGED: dict[str, tuple[str, dict[str, Any]]] = {
     "flipped DoRA": ("gpt2", {"target_modules": ["c_fc"], "use_dora": True, "modules_to_save": ["attn.c_proj"]}),
     "stacked experts": ("qwen3-moe", {"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
                                       "target_modules": ["o_proj"], "rank_pattern": {r".*down_proj": 3}}),
+    "one tensor of experts": ("GraniteMoeForCausalLM", {
+        "target_parameters": ["block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"],
+        "target_modules": ["k_proj"], "rank_pattern": {r".*down_proj": 3}}),
+    "one that is flipped": ("Llama4ForCausalLM", {"target_modules": ["shared_expert.up_proj"],
+        "target_parameters": ["feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"]}),
+    "gates and rows in turn": ("gpt-oss", {"target_modules": ["q_proj"],
+        "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}),
+    "q and k joined in the file": ("SarvamMoEForCausalLM", {
+        "target_modules": ["q_proj", "v_proj", "o_proj", "embed_tokens"], "use_rslora": True,
+        "target_parameters": ["mlp.experts.gate_up_proj"]}),
+    "joined DoRA": ("SarvamMoEForCausalLM", {"target_modules": ["q_proj", "k_proj", "v_proj"], "use_dora": True}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MERGED)
 def test_what_is_merged_is_what_peft_computes(name: str, tmp_path: Path) -> None:
     family, said = MERGED[name]
-    reference, _, _ = CASES[family].make(tmp_path / "base")
+    case = CASES.get(family) or FIRST[family]
+    reference, config, tensors = case.make(tmp_path / "base")
     tokens = [3 + 7 * i % 60 for i in range(19)]
     plain = theirs(reference, tokens)
     expected = theirs(grown(reference, tmp_path / "adapter", **said), tokens)
+    if "lora_bias" not in said:
+        found, without = ours_with(config, tensors, tmp_path / "adapter", tokens, ReferenceKernels(), case.longest)
+        check(found, without, expected, plain)
     merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
     again = type(reference).from_pretrained(tmp_path / "merged", dtype=torch.float32, attn_implementation="eager")
     assert (expected - plain).abs().max() > 0.01
