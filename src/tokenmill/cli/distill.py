@@ -95,8 +95,7 @@ def distill(  # noqa: PLR0913
                 texts, lambda text: tokenizer.encode(text, add_special_tokens=False), list(tokenizer.eos_ids)
             )
             prompts = [0] * len(pieces)
-        lines = cut(pieces, length, prompts)
-        teacher.check(lines)
+        lines = teacher.checked(cut(pieces, length, prompts))
         student: Student
         first_weights(seed)
         if kind == "draft":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,10 +96,11 @@ class Teacher:
         self.rows = Rows(batch, length, layout, model.spec.vocab_size, self.device, scratch)
         self.held = held
 
-    def check(self, lines: Iterable[Lines]) -> None:
-        """Refuse lines with tokens that the model does not have."""
+    def checked(self, lines: tuple[Lines, Lines]) -> tuple[Lines, Lines]:
+        """The lines, if the model has all of their tokens."""
         for part in lines:
             check_ids(int(part.tokens.max()), self.model.spec.vocab_size, str(self.source.path))
+        return lines
 
     def mark(self) -> str:
         """Tells models apart, wherever they lie: their settings and some of their numbers."""
