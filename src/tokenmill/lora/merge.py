@@ -23,7 +23,7 @@ from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
 from tokenmill.lora.fit import shared_out
 from tokenmill.lora.names import Names
-from tokenmill.lora.peft import WIDE, Adapter, LowRank, all_finite
+from tokenmill.lora.peft import WIDE, Adapter, LowRank, TokenRows, all_finite
 from tokenmill.lora.stacked_base import Stacked, add_to_experts, find_stacked
 from tokenmill.lora.store import read_adapter
 from tokenmill.lora.weight import Source
@@ -52,8 +52,15 @@ def merge(base: Path, adapter: Path, target: Path, tell: Tell = lambda name, don
     transposed = architecture in _TRANSPOSED
     try:
         ends = _ends(config, architecture, checkpoint)
-        changes = _changes(found, _Base(checkpoint, ends, architecture), transposed=transposed)
+        stored = _Base(checkpoint, ends, architecture)
+        changes = _changes(found, stored, transposed=transposed)
         apart = any(name in changes for name in (ends.embedding, ends.head))
+        rows = {stored.find(found, module, "weight"): each for module, each in found.tokens.items()}
+        apart |= any(name == ends.head for name, _ in rows)
+        if apart and ends.tied:  # the head follows the embeddings, unless it has rows of its own
+            rows = {(ends.head, shape): each for (_, shape), each in rows.items()} | rows
+        for (name, shape), each in rows.items():
+            changes[name] = _setting(found, name, shape, each, changes.get(name))
         with new_folder(target) as made:
             _write(checkpoint, made, changes, ends if apart and ends.tied else None, tell)
             copy_rest(base, made)
@@ -212,6 +219,17 @@ def _adding(low: LowRank, *, flipped: bool, own: Tensor | None) -> Change:
 def _summing(bias: Tensor, before: Change | None) -> Change:
     """before: what becomes of the base's own."""
     return lambda old: ((before(old) if before else old).float() + bias).to(old.dtype)
+
+
+def _setting(adapter: Adapter, name: str, shape: tuple[int, ...], found: TokenRows, before: Change | None) -> Change:
+    """Other rows for some tokens. before: what else becomes of the tensor."""
+    if max(found.ids) >= shape[0] or found.rows.shape[1:] != shape[1:]:
+        raise ModelError(
+            f"{adapter.where}: {name} is {list(shape)} in the base, and the adapter has row {max(found.ids)} of "
+            f"{found.rows.shape[1]} numbers."
+        )
+    ids = torch.tensor(found.ids)
+    return lambda old: (before(old) if before else old).index_copy(0, ids, found.rows.to(old.dtype))
 
 
 def _replacing(tensor: Tensor) -> Change:

@@ -84,6 +84,8 @@ class Decoder:
         if self.is_last and sizes.tied:  # settled early, while little else is loaded: two copies of it exist meanwhile
             assert self.embedding is not None
             self.head = Head(b, self._head_weight(b, sizes, ends, width), split=self.embedding.split)
+            if b.adapters is not None:
+                b.adapters.ties(body.path(ends.embed), b.path(ends.head))
         self.layers = [layer(body, i) for i in range(first, last)]
         if self.head is not None:
             b.comes_next(self.head.weight)

@@ -135,6 +135,7 @@ def test_every_matrix_of_a_family(name: str, tmp_path: Path) -> None:
     check(found, without, expected, plain)
 
 
+CHOSEN = "trainable_token_indices"
 SAID: dict[str, tuple[str, dict[str, Any]]] = {
     "patterns": ("qwen2", {
         "target_modules": ["q_proj", "v_proj", "up_proj"], "use_rslora": True,
@@ -148,6 +149,12 @@ SAID: dict[str, tuple[str, dict[str, Any]]] = {
     "a pattern": ("qwen2", {"target_modules": r".*\.1\..*\.(q|v)_proj", "init_lora_weights": "gaussian"}),
     "saved embeddings": ("qwen2", {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}),
     "a tied pair": ("gemma2", {"target_modules": ["q_proj", "embed_tokens"], "ensure_weight_tying": True}),
+    "DoRA of embeddings": ("gemma2", {"target_modules": ["embed_tokens", "o_proj"], "use_dora": True}),
+    "tokens": ("qwen2", {"target_modules": ["q_proj"], CHOSEN: [10, 3, 24]}),
+    "tokens of a tied pair": ("gemma2", {"target_modules": ["q_proj"], CHOSEN: {"embed_tokens": [10, 3]}}),
+    "tokens of a head": ("qwen2", {"target_modules": ["q_proj"], CHOSEN: {"lm_head": [10], "embed_tokens": [3, 7]}}),
+    "tokens of both of a pair": ("gemma2", {"target_modules": ["q_proj"],
+                                            CHOSEN: {"lm_head": [10], "embed_tokens": [3]}}),
     "flipped": ("gpt2", {"target_modules": ["c_attn", "c_proj"], "use_dora": True, "fan_in_fan_out": True}),
     "a head by its newer name": ("gpt-neox", {"target_modules": ["query_key_value", "lm_head"]}),
     "DoRA of an absorbed matrix": ("deepseek-v2-lite", {"target_modules": ["kv_b_proj", "o_proj"], "use_dora": True}),
@@ -222,6 +229,9 @@ MERGED: dict[str, tuple[str, dict[str, Any]]] = {
         "target_parameters": ["mlp.experts.gate_up_proj"]}),
     "joined DoRA": ("SarvamMoEForCausalLM", {"target_modules": ["q_proj", "k_proj", "v_proj"], "use_dora": True}),
 }  # fmt: skip
+
+
+MERGED |= {name: SAID[name] for name in SAID if "token" in name or "embeddings" in name}
 
 
 @pytest.mark.parametrize("name", MERGED)
