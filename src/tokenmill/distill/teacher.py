@@ -125,6 +125,12 @@ class Teacher:
             raise ParameterError("A head with a projection before it cannot be shared by drafters.", param="model")
         return self.model.head.weight.dense().float()
 
+    def logits(self, hidden: Tensor, words: Tensor) -> Tensor:
+        """Of final hidden states, as the model makes them. words: its `head`."""
+        assert self.model.head is not None
+        said, bias = hidden @ words.t(), getattr(self.model.head.weight, "bias", None)
+        return self.model.scaled(said if bias is None else said + bias.float(), self.model.bias)
+
     def layers(self, shape: CutShape, count: int) -> tuple[list[dict[str, Tensor]], Tensor] | None:
         """The tensors of so many of its layers, and its last norm; None: they cannot be cut out."""
         config = self.config
