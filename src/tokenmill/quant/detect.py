@@ -125,7 +125,7 @@ def load_weight(
     """Load one weight in the format of its tensors, then quantise it if `quantization` asks for that.
 
     how: the result of `check_config`, for facts that the tensors do not show."""
-    share = request.share
+    share, ckpt = request.share, mlx.alone(ckpt, request.name)
     if request.bias:
         check_numbers(ckpt, f"{request.name}.bias", how)
     if share is not None and share[2] > 1 and _plainly(ckpt, request):

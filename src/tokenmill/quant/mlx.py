@@ -2,11 +2,13 @@
 
     NAME.weight uint32 [out, in * bits / 32], codes from 0 on without gaps (bits.py); NAME.scales and NAME.biases (in
     Transformers' files NAME.qbiases) [out, in / group]: code * scale + bias
-Zero points become fractions. Must not know: models, devices.
+Experts lie in one tensor, [E, out, *], as NAME = ....switch_mlp.gate_proj, up_proj and down_proj. Zero points become
+fractions. Must not know: models, devices.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,6 +24,8 @@ from tokenmill.quant.half_scales import held, with_zeros
 METHODS = ("mlx", "metal")
 _BITS, _GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
 _OFFSETS = ("biases", "qbiases")
+_EXPERT = re.compile(r"(.+)\.experts\.(\d{1,6})\.(\w+)", re.ASCII)
+_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -44,6 +48,62 @@ def _settings(config: Mapping[str, Any]) -> Iterator[tuple[object, object, objec
             each.get("group_size", config.get("group_size")),
             each.get("mode", config.get("mode", "affine")),
         )
+
+
+class Expert:
+    """A checkpoint in which one expert of a mixture has tensors of its own."""
+
+    def __init__(self, inner: Checkpoint, name: str, stacked: str, number: int) -> None:
+        self.inner, self.name, self.stacked, self.number = inner, name, stacked, number
+        self.names, self.close = inner.names, inner.close
+
+    def _theirs(self, name: str) -> str | None:
+        """The tensor that holds this one and those of the other experts."""
+        base, _, part = name.rpartition(".")
+        return f"{self.stacked}.{part}" if base == self.name else None
+
+    def has(self, name: str) -> bool:
+        """Is there such a tensor?"""
+        return self.inner.has(self._theirs(name) or name)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Its shape."""
+        theirs = self._theirs(name)
+        found = self.inner.shape(theirs or name)
+        return found if theirs is None or found is None else found[1:]
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor."""
+        theirs = self._theirs(name)
+        if theirs is None:
+            return self.inner.tensor(name, shape, dtype)
+        every = self.inner.tensor(theirs, None, dtype)
+        if self.number >= (len(every) if every.ndim > 1 else 0):
+            raise ModelError(f"'{theirs}' {list(every.shape)} has no expert {self.number}.")
+        if shape is not None and tuple(every.shape[1:]) != tuple(shape):
+            raise ModelError(f"'{theirs}' has shape {list(every.shape)}, whose experts are not {list(shape)}.")
+        return every[self.number]
+
+    def part(
+        self,
+        name: str,
+        dim: int,
+        start: int,
+        stop: int,
+        shape: tuple[int, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """A part of it."""
+        return self.tensor(name, shape, dtype).narrow(dim, start, stop - start)
+
+
+def alone(ckpt: Checkpoint, name: str) -> Checkpoint:
+    """A checkpoint with the matrix `name`, if it is an expert's and MLX has put all of them together."""
+    found = _EXPERT.fullmatch(name)
+    if found is None:
+        return ckpt
+    stacked = f"{found[1]}.switch_mlp.{_MIXTRAL.get(found[3], found[3])}"
+    return Expert(ckpt, name, stacked, int(found[2])) if ckpt.has(f"{stacked}.weight") else ckpt
 
 
 def _offsets(ckpt: Checkpoint, name: str) -> str:

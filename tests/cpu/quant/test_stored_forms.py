@@ -52,7 +52,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.kernels import ReferenceKernels, make_kernels
 from tokenmill.quant import bits as packed
 from tokenmill.quant.at_load import settle_all
-from tokenmill.quant.detect import check_config
+from tokenmill.quant.detect import WeightRequest, check_config, load_weight
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
@@ -394,3 +394,27 @@ def test_what_says_how_to_read_must_be_a_number(name: str, part: str, value: Ten
     tensors, _, config = FORMS[name][0]()
     with pytest.raises(ModelError, match=said):
         read({**tensors, part: value}, config)
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [("gate_proj", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")])
+def test_experts_of_mlx_lie_in_one_tensor(mine: str, theirs: str) -> None:
+    made = [mlx(4), mlx(4, offsets="biases")]
+    made[1][0]["weight"] = made[1][0]["weight"].view(torch.int32).bitwise_not().view(torch.uint32)
+    named = {f"m.switch_mlp.{theirs}.{part}": torch.stack([one[0][part] for one in made]) for part in made[0][0]}
+    ckpt, how = Strict(named), check_config({"quantization_config": made[0][2]})
+
+    def found(name: str, shape: tuple[int, int] = (OUT, IN), share: Any = None) -> Tensor:
+        request = WeightRequest(name, shape, share=share)
+        return load_weight(ckpt, request, torch.float32, torch.device("cpu"), None, how).dense()
+
+    for number, (tensors, _, config) in enumerate(made):
+        alone = read(tensors, config).dense()
+        assert torch.equal(found(f"m.experts.{number}.{mine}"), alone)
+        assert torch.equal(found(f"m.experts.{number}.{mine}", share=(1, 1, 2)), alone[:, IN // 2 :])
+        assert torch.equal(found(f"m.experts.{number}.{mine}", share=(0, 1, 2)), alone[OUT // 2 :])
+    with pytest.raises(ModelError, match=r"has no expert 2\."):
+        found(f"m.experts.2.{mine}")
+    with pytest.raises(ModelError, match="do not fit"):
+        found(f"m.experts.1.{mine}", (OUT, IN + 64))
+    with pytest.raises(ModelError, match="has no tensor"):
+        found("m.experts.1.other")
