@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from tokenmill.checkpoint.new_folder import check_place
 from tokenmill.cli.loading import show_waiting, size
 from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.errors import ParameterError, why
@@ -31,6 +32,8 @@ def quality(  # noqa: PLR0913
     """Compare models with the one they were made from: perplexity, divergence, agreement, tasks, size and speed."""
     if picture is not None and (picture.suffix not in (".svg", ".html") or not picture.absolute().parent.is_dir()):
         raise ParameterError(f"--picture {picture}: name a .svg or .html file in a folder that exists.")
+    if picture is not None:
+        check_place(picture)
     for name in (against, *models):
         look_for(name)
     check_file(text, "--text")

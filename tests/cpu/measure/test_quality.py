@@ -223,3 +223,12 @@ def test_bad_questions(folders: tuple[Path, Path], tmp_path: Path) -> None:
         compare(str(folders[0]), [], Questions("a", speed=False))
     result = CliRunner().invoke(app, ["quality", "a", "--against", "b", "--picture", str(tmp_path / "x.png")])
     assert result.exit_code == 2 and "name a .svg" in result.output
+
+
+def test_a_picture_that_nobody_can_write_is_told_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *given: False)
+    result = CliRunner().invoke(app, ["quality", "demo", "--against", "demo", "--picture", str(tmp_path / "x.svg")])
+    assert result.exit_code == 2 and "nothing can be made in" in " ".join(result.output.split())
+    assert "perplexity" not in result.output
