@@ -236,6 +236,9 @@ async def test_hostile_names_say_nothing_of_this_machine(served: Served) -> None
                        "copy": {"source": "weights", "destination": "fake"}}.items():  # fmt: skip
         answer = await served.post(f"/api/{path}", body)
         assert answer.status_code == 400 and "started with a model 'fake'" in answer.json()["error"]
+    for path, body in {"delete": {"model": "fake"}, "copy": {"source": "other", "destination": "x"}}.items():
+        answer = await served.post(f"/api/{path}", body)
+        assert answer.status_code == 400 and "it is not stored, and stays" in answer.json()["error"]
     assert open_store().entries() == ([], [])
 
 
