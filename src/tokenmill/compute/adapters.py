@@ -140,6 +140,11 @@ class AdapterSites(Protocol):
         """The head `head` multiplies by the table of embeddings `path`."""
         ...
 
+    def divides(self, path: str, factor: float) -> None:
+        """The layer multiplies behind the product stored as `path` by what the model multiplies before it: a bias that
+        an adapter brings is divided by that."""
+        ...
+
     def adds(self, path: str, bias: Tensor) -> None:
         """The model itself adds this bias to the product of the weight stored as `path`."""
         ...

@@ -161,7 +161,7 @@ class Fitter:
         if source.columns is not None:
             down = down[:, source.columns[0] : source.columns[1]]
         if bias is not None and source.first:
-            fill.shifts.append((start, bias.float() * low.scale))
+            fill.shifts.append((start, bias.float() * low.scale / self.sites.divisors.get(source.path, 1.0)))
         self._add(fill, module, place.part, down, up)
 
     def _add(self, fill: Fill, module: str, part: int, down: Tensor, up: Tensor) -> None:
@@ -322,7 +322,7 @@ class Fitter:
     def _besides_added(self, source: Source, bias: Tensor) -> Tensor:
         """The product's rows of a bias in the file, without what the model adds to the product itself."""
         added = self.sites.added.get(source.path)
-        bias = bias if added is None else bias - _host(added)
+        bias = (bias if added is None else bias - _host(added)) / self.sites.divisors.get(source.path, 1.0)
         return bias if source.rows is None else bias[source.rows]
 
     def _refuse(self, module: str, why: str) -> ModelError:

@@ -86,6 +86,8 @@ class Sites:
         """Of a table of embeddings, the head that multiplies by it."""
         self.added: dict[str, Tensor] = {}
         """Biases that the model itself adds to a product, by the stored matrix."""
+        self.divisors: dict[str, float] = {}
+        """What biases of a product are divided by, because its layer multiplies behind it."""
         self._names: Names | None = None
         self._plain: set[int] | None = None
 
@@ -125,6 +127,10 @@ class Sites:
     def ties(self, path: str, head: str) -> None:
         """The head `head` multiplies by this table of embeddings."""
         self.tied[path] = head
+
+    def divides(self, path: str, factor: float) -> None:
+        """Biases that adapters bring for the product stored as `path` are divided by this."""
+        self.divisors[path] = factor
 
     def adds(self, path: str, bias: Tensor) -> None:
         """The model itself adds this bias to the product stored as `path` (a tied head's)."""
