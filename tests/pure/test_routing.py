@@ -96,6 +96,24 @@ def test_loads_are_even_whatever_is_asked() -> None:
         assert all(0.9 * even <= count <= 1.1 * even for count in counted.values())
 
 
+def test_a_slower_engine_gets_less() -> None:
+    """Sixteen requests are open at a time, and one engine takes five times as long for each."""
+    router, given = Router(BLOCK), [0, 0]
+    ends: list[tuple[int, int, str]] = []
+    now = 0
+    for n in range(400):
+        if len(ends) == 16:
+            ends.sort(reverse=True)
+            now, engine, name = ends.pop()
+            router.done(engine, name)
+        asked = ask([n] * 20)
+        engine = router.pick_engine([0, 1], asked)
+        router.computed(engine, asked.name, 20, 20)
+        given[engine] += 1
+        ends.append((now + (50 if engine == 0 else 10), engine, asked.name))
+    assert given[0] < 0.7 * given[1]
+
+
 def test_one_after_the_other_go_round() -> None:
     """Nobody has anything to do: whoever has been given least is next, so that caches fill alike."""
     router, engines = Router(BLOCK), [0, 1, 2, 3]

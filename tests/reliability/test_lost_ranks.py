@@ -35,7 +35,7 @@ APART = "--data-parallel-size"
 
 def ranks(served: Running, way: str) -> list[int]:
     """The processes that compute: ranks of one engine, or engines."""
-    found, mark = [], b"spawn_main" if way == APART else b"engine.worker import"
+    found, mark = [], b"spawn_main" if way == APART else b"begin('tokenmill.engine.worker')"
     for pid in served.family():
         with contextlib.suppress(OSError):
             if mark in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -83,6 +83,7 @@ async def lose(
 @pytest.mark.parametrize("way", ["--tensor-parallel-size", "--pipeline-parallel-size", APART])
 def test_streams_outlive_their_ranks(launch: Launch, way: str, how: signal.Signals) -> None:
     served = launch(way, "2", "--max-restarts", "1000", "--max-model-len", "512")
+    assert len(ranks(served, way)) == 2, "ranks are known by their command lines"
     asyncio.run(_streams_outlive_their_ranks(served, way, how))
 
 

@@ -19,6 +19,8 @@ LOAD_FORMATS = ("auto", "safetensors", "pt", "dummy")
 MAX_CONFIG_BYTES = 4 << 20
 _STORED_AS = ("quantization_config", "compression_config")
 """Keys that say how weights are stored; the second is older. They may also lie in a model's text part."""
+_OF_MLX = ("quantization", "quantization_config")
+"""The keys under which MLX writes how weights are stored, without its name."""
 BESIDE = "quantize_config.json"
 """What AutoGPTQ says of its files where config.json has no `quantization_config`."""
 
@@ -54,9 +56,17 @@ def read_config(path: Path | str) -> dict[str, Any]:
     config, beside = read_object(Path(path) / "config.json", MAX_CONFIG_BYTES), Path(path) / BESIDE
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
     said = next((found for part in parts for key in _STORED_AS if (found := part.get(key))), None)
+    mlx = next((found for part in parts for key in _OF_MLX if _is_mlx(found := part.get(key))), None)
+    if mlx is not None and (said is None or _is_mlx(said)):
+        said = {**mlx, "quant_method": "mlx"}
+        config = {key: value for key, value in config.items() if key != "quantization"}
     if said is None and present(beside):
         said = {"quant_method": "gptq", **read_object(beside, MAX_CONFIG_BYTES)}
     return config if said is None else {**config, "quantization_config": said}
+
+
+def _is_mlx(said: object) -> bool:
+    return isinstance(said, dict) and {"group_size", "bits"} <= said.keys() and "quant_method" not in said
 
 
 def read_generation_config(path: Path | str) -> dict[str, Any]:

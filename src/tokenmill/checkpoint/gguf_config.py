@@ -31,6 +31,10 @@ def read_config(metadata: Mapping[str, Any], tensors: Tensors, factors: Factors,
     words = meta.metadata.get("tokenizer.ggml.tokens")
     if isinstance(words, list) and len(words) > embedding.shape[0]:
         raise meta.fail(f"its vocabulary has {len(words)} tokens and token_embd.weight only {embedding.shape[0]} rows")
+    if not isinstance(words, list) and meta.whole("vocab_size", embedding.shape[0]) != embedding.shape[0]:
+        # Beside a vocabulary llama.cpp reads this key only to name the model's size.
+        said = meta.value("vocab_size")
+        raise meta.fail(f"vocab_size is {said}, and token_embd.weight has {embedding.shape[0]} rows")
     whole = {"vocab_size": embedding.shape[0], "torch_dtype": _dtype(tensors),
              "tie_word_embeddings": "output.weight" not in tensors}  # fmt: skip
     own = CONFIGS.get(str(meta.arch)) or MIXTURES.get(str(meta.arch)) or OLDER.get(str(meta.arch))

@@ -95,7 +95,7 @@ def distill(  # noqa: PLR0913
                 texts, lambda text: tokenizer.encode(text, add_special_tokens=False), list(tokenizer.eos_ids)
             )
             prompts = [0] * len(pieces)
-        lines = cut(pieces, length, prompts)
+        lines = teacher.checked(cut(pieces, length, prompts))
         student: Student
         first_weights(seed)
         if kind == "draft":

@@ -234,7 +234,9 @@ def _closing(found: dict[str, Any]) -> list[str]:
     if found["devices"] > 1:
         parts = {"sums": "sums of slices", "stages": "states between stages"}
         traffic = ", ".join(f"{text} {sent[name] / 1024:.1f} KiB" for name, text in parts.items() if sent[name])
-        lines.append(f"Each rank sends per token: {traffic}, at {sent['link_bytes_per_s'] / 1e9:g} GB/s.")
+        rate = sent["link_bytes_per_s"] / 1e9
+        speed = f"at {rate:g} GB/s" if rate else "which counts as no time: no speed between ranks is known"
+        lines.append(f"Each rank sends per token: {traffic}, {speed}.")
     if found["usd_per_million_tokens"] is not None:
         price = f"{found['usd_per_hour']:g} dollars an hour" + (" each" if found["in_all"]["devices"] > 1 else "")
         when = f" (usual in {found['price_date']}; yours: --price)" if found["price_date"] else ""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from tokenmill.checkpoint.new_folder import check_place
 from tokenmill.cli.loading import show_waiting, size
 from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.errors import ParameterError, why
@@ -31,6 +32,8 @@ def quality(  # noqa: PLR0913
     """Compare models with the one they were made from: perplexity, divergence, agreement, tasks, size and speed."""
     if picture is not None and (picture.suffix not in (".svg", ".html") or not picture.absolute().parent.is_dir()):
         raise ParameterError(f"--picture {picture}: name a .svg or .html file in a folder that exists.")
+    if picture is not None:
+        check_place(picture)
     for name in (against, *models):
         look_for(name)
     check_file(text, "--text")
@@ -62,17 +65,19 @@ def _table(found: list[dict[str, float | int | str | None]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from tokenmill.measure.quality_picture import short_names
+
     table = Table()
     table.add_column("model", overflow="fold")
-    for name in ("weights", "perplexity", "KL", "same top token", "tasks", "tokens/s"):
-        table.add_column(name, justify="right")
-    for one in found:
+    for column in ("weights", "perplexity", "KL", "same top token", "tasks", "tokens/s"):
+        table.add_column(column, justify="right")
+    for name, one in zip(short_names([str(one["model"]) for one in found]), found, strict=True):
 
         def shown(name: str, form: str, one: dict[str, float | int | str | None] = one) -> str:
             return "" if one[name] is None else format(one[name], form)
 
         table.add_row(
-            Path(str(one["model"])).name, size(int(one["weight_bytes"] or 0)), shown("perplexity", ".3f"),
+            name, size(int(one["weight_bytes"] or 0)), shown("perplexity", ".3f"),
             shown("kl", ".5f"), shown("agreement", ".2%"), shown("tasks", ".1%"), shown("tokens_per_s", ".1f"),
         )  # fmt: skip
     Console().print(table)

@@ -297,13 +297,17 @@ def _read_text(path: Path) -> str:
 
 
 def _check_predictable(source: str, text: str) -> None:
-    """Refuse a text without a token to predict, before the work after which it would be read."""
+    """Refuse a text that cannot be predicted, before the work after which it would be read."""
     from tokenmill.engine.model_source import find_source
-    from tokenmill.quantize.calibration_text import lead_and_rest
+    from tokenmill.models.registry import read
+    from tokenmill.quantize.calibration_text import check_ids, lead_and_rest
 
-    lead, ids = lead_and_rest(text, find_source(source).tokenizer().encode)
+    found = find_source(source)
+    lead, ids = lead_and_rest(text, found.tokenizer().encode)
     if len(lead) + len(ids) < 2 or not ids:
         raise ParameterError("--perplexity: the text is too short, it needs at least two tokens.")
+    if isinstance(vocab := read(found.config()).get("vocab_size"), int):
+        check_ids(max(*lead, *ids), vocab, str(found.path))
 
 
 def _show(source: Path, target: Path, errors: list[LayerError], group: int) -> None:

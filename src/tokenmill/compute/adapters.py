@@ -134,14 +134,28 @@ class AdapterSites(Protocol):
         """The site of a settled weight whose matrix a layer keeps in this form."""
         ...
 
+    def ties(self, path: str, head: str) -> None:
+        """The head `head` multiplies by the table of embeddings `path`."""
+        ...
+
+    def divides(self, path: str, factor: float) -> None:
+        """The layer multiplies behind the product stored as `path` by what the model multiplies before it: a bias that
+        an adapter brings is divided by that."""
+        ...
+
     def adds(self, path: str, bias: Tensor) -> None:
         """The model itself adds this bias to the product of the weight stored as `path`."""
         ...
 
     def embedding(
-        self, path: str, shape: tuple[int, int], plain: Callable[[int, int], Tensor | None]
+        self,
+        path: str,
+        shape: tuple[int, int],
+        plain: Callable[[int, int], Tensor | None],
+        held: Callable[[Tensor], Tensor | None],
     ) -> AdapterSite | None:
-        """A table of embeddings [vocabulary, width]. plain: rows [start, stop) of it, if they are as stored."""
+        """A table of embeddings [vocabulary, width]. plain: rows [start, stop) of it, if they are as stored. held: rows
+        by id, whatever their form, if they are here."""
         ...
 
     def stack(self, weights: Sequence[Any]) -> SiteStack:

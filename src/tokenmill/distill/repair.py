@@ -76,6 +76,7 @@ def repair(
     """Teach the copy in `folder` -> the share of held-out tokens where it says what the original says. Its files change
     when the learning has ended, all at once."""
     teacher = Teacher(make_config(model=str(original), device=device), course.batch, lines[0].tokens.shape[1])
+    lines = teacher.checked(lines)
     working = folder.parent / f".{folder.name}.repair"
     shutil.rmtree(working, ignore_errors=True)
     try:

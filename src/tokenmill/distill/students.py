@@ -184,7 +184,7 @@ class MedusaStudent:
 
     def __init__(self, teacher: Teacher, *, heads: int) -> None:
         self.hidden, self.vocab = teacher.model.spec.hidden_size, teacher.model.spec.vocab_size
-        self.words = teacher.head.to(teacher.device)
+        self.words, self.logits = teacher.head.to(teacher.device), teacher.logits
         self.blocks = [nn.Linear(self.hidden, self.hidden) for _ in range(heads)]
         for block in self.blocks:
             nn.init.zeros_(block.weight)
@@ -199,7 +199,7 @@ class MedusaStudent:
         losses, right = [], []
         for n, block in enumerate(self.blocks):
             x = states.hidden[:, : -2 - n]
-            said = (x + F.silu(block(x))) @ self.words.t()
+            said = self.logits(x + F.silu(block(x)), self.words)
             wanted, (weight, judged) = states.tokens[:, 2 + n :], states.counts(2 + n)
             losses.append(_missed(said, wanted, weight) * 0.8**n)
             right.append(_agree(said, wanted, judged))

@@ -19,6 +19,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.step import RowSampling, RowStart, StepPlan, TableEdit
 from tokenmill.device.memory import pick_device
 from tokenmill.distill.cutting import CutShape, last_norm, layer_tensors, picked
+from tokenmill.distill.texts import Lines
 from tokenmill.engine.loading import compute_dtype, find_model, read_config
 from tokenmill.engine.memory import kv_format
 from tokenmill.engine.model_source import ModelSource
@@ -26,6 +27,7 @@ from tokenmill.kernels import make_kernels
 from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.registry import build_model
+from tokenmill.quantize.calibration_text import check_ids
 from tokenmill.runner.batch import make_batch
 from tokenmill.runner.rows import Rows
 
@@ -94,6 +96,12 @@ class Teacher:
         self.rows = Rows(batch, length, layout, model.spec.vocab_size, self.device, scratch)
         self.held = held
 
+    def checked(self, lines: tuple[Lines, Lines]) -> tuple[Lines, Lines]:
+        """The lines, if the model has all of their tokens."""
+        for part in lines:
+            check_ids(int(part.tokens.max()), self.model.spec.vocab_size, str(self.source.path))
+        return lines
+
     def mark(self) -> str:
         """Tells models apart, wherever they lie: their settings and some of their numbers."""
         seen = hashlib.sha256(json.dumps(self.raw, sort_keys=True, default=str).encode())
@@ -116,6 +124,12 @@ class Teacher:
         if self.model.head is None or self.model.after is not None:
             raise ParameterError("A head with a projection before it cannot be shared by drafters.", param="model")
         return self.model.head.weight.dense().float()
+
+    def logits(self, hidden: Tensor, words: Tensor) -> Tensor:
+        """Of final hidden states, as the model makes them. words: its `head`."""
+        assert self.model.head is not None
+        said, bias = hidden @ words.t(), getattr(self.model.head.weight, "bias", None)
+        return self.model.scaled(said if bias is None else said + bias.float(), self.model.bias)
 
     def layers(self, shape: CutShape, count: int) -> tuple[list[dict[str, Tensor]], Tensor] | None:
         """The tensors of so many of its layers, and its last norm; None: they cannot be cut out."""

@@ -55,6 +55,7 @@ from tokenmill.runner.runner import Runner
 from tokenmill.runner.stage import FromInbox
 
 log = logging.getLogger("tokenmill.engine")
+NO_ADAPTERS = "A model that Transformers computes takes neither adapters nor several devices."
 DTYPES = {
     "float32": torch.float32,
     "float": torch.float32,
@@ -414,7 +415,7 @@ def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> C
             reasons.append(str(raw[NOTE]))
         return build_model
     if config.parallel.ranks > 1 or config.adapters.enable_lora:
-        raise ModelError("A model that Transformers computes takes neither adapters nor several devices.")
+        raise ModelError(NO_ADAPTERS)
     reasons.append(f"Transformers computes {raw.get('model_type')} but for attention: slower than our own families")
     return lambda *given, group, place, adapters, **more: build_elsewhere(*given, **more)
 

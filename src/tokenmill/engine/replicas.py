@@ -141,7 +141,7 @@ class Replicas:
                 with self._survived(number):
                     found += part.executor.control_all(message)
             if not self.alive and message["what"] == "sleep":
-                raise EngineDeadError(self.dead)
+                raise EngineDeadError(self._why_dead())
         finally:
             if self.successors is not None and not any(each.get("asleep") for each in found):
                 self.successors.rise()
@@ -159,7 +159,12 @@ class Replicas:
     def _check_alive(self) -> None:
         coming = self.successors is not None and (self.successors.expected or self.successors.resting)
         if not self.alive and not coming:  # (those that died asleep come when they are woken)
-            raise EngineDeadError(self.dead)
+            raise EngineDeadError(self._why_dead())
+
+    def _why_dead(self) -> str:
+        """Why the last engine died, and why no other one comes."""
+        broken = None if self.successors is None else self.successors.broken
+        return self.dead if broken is None else f"{self.dead} ({broken})"
 
     def _take_in(self) -> None:
         """Take in engines that have loaded, and let requests go on that waited for any."""

@@ -36,6 +36,10 @@ STAY = 512 * AGAIN
 MOST_AHEAD = 4096
 """The most prompt tokens by which an engine counts as ahead of others in work given; more is forgotten."""
 
+SLOWER = 5 * ANSWER
+"""An engine with twice as much to do as another, and so much more, is slower, however much less it was given: it has no
+claim to as much work. Otherwise it would get its full share for ever, and half of all callers would wait for it."""
+
 
 class OwnedMemory:
     """At most `most` values by owner and key. The owner with the most values loses those that it used least
@@ -176,6 +180,9 @@ class Router:
         if at in cost and cost[at] <= cost[best] + STAY:
             best = at
         load = loads[best]
+        for other in loads.values():
+            if other.cost > 2 * load.cost + SLOWER:
+                other.given = max(other.given, load.given)
         load.open[asked.name] = OpenWork(left[best], len(asked.keys), marks)
         load.coming.update(marks)
         load.pending += left[best]

@@ -25,14 +25,13 @@ from tokenmill.compute.forward import (
     NormSpec,
     Packed,
     Recurrence,
-    RopeSpec,
     RouteSpec,
     SpanTensors,
     Weight,
 )
 from tokenmill.compute.lines import LineGrid
 from tokenmill.compute.matrix import StoredMatrix
-from tokenmill.kernels import accept, adapters, grid, lookup, paged, row_stable, states, stored_kv
+from tokenmill.kernels import accept, adapters, grid, lookup, paged, pointwise, routing, row_stable, states, stored_kv
 from tokenmill.kernels.plain import PRODUCTS
 from tokenmill.kernels.prune_lines import prune_lines
 from tokenmill.kernels.round_lines import round_lines
@@ -84,7 +83,7 @@ class ReferenceKernels:
         if gate is not None:
             return self.gated_norm(x, gate, spec, size, first=first)
         self.count("norm")
-        return _norm(x, spec)
+        return pointwise.norm(x, spec)
 
     def product(
         self,
@@ -167,7 +166,7 @@ class ReferenceKernels:
         if gate is not None:
             return self.gated_norm(x, gate, None, x.shape[1], act=act)
         self.count("activate")
-        return _activate(x.float(), act).to(x.dtype)
+        return pointwise.activate(x.float(), act).to(x.dtype)
 
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
         """x + scale * within(y)."""
@@ -196,8 +195,8 @@ class ReferenceKernels:
             [spec.heads * width, width] if latent else [spec.heads * width, heads * width, heads * spec.kv.value_dim]
         )
         parts = qkv.split(sizes, dim=-1)
-        q = _prepare_heads(parts[0], width, spec.q_norm, spec.rope, ctx.positions)
-        k = _prepare_heads(parts[1], width, spec.k_norm, spec.rope, ctx.positions)
+        q = pointwise.prepare_heads(parts[0], width, spec.q_norm, spec.rope, ctx.positions)
+        k = pointwise.prepare_heads(parts[1], width, spec.k_norm, spec.rope, ctx.positions)
         kv, slots = ctx.kv[spec.layer], ctx.groups[spec.group].slots.long()
         block, offset = slots // ctx.block_size, slots % ctx.block_size
         stored_kv.store(kv, block, offset, k, None if latent else parts[2].reshape(tokens, heads, -1))
@@ -228,19 +227,12 @@ class ReferenceKernels:
     ) -> Tensor:
         """Where norm and activate have a gate: x and gate [T, D] -> act(gate) norm(x), or norm(act(gate) x)."""
         self.count("gated_norm")
-        pieces, gates = x.float().reshape(-1, size), gate.float().reshape(-1, size)
-        gates = (gates if act == "silu" else 1.0) * row_stable.sigmoid(gates)
-        if spec is None:
-            return (pieces * gates).view(len(x), -1).to(x.dtype)
-        pieces = pieces * gates if first else pieces
-        pieces = pieces / torch.sqrt(row_stable.sum_last(pieces * pieces) / size + spec.eps)
-        y = pieces.view(len(x), -1, spec.weight.shape[0]) * (spec.weight.float() + spec.offset)
-        return (y.view(len(x), -1) if first else y.view(len(x), -1) * gates.view(len(x), -1)).to(x.dtype)
+        return pointwise.gated_norm(x, gate, spec, size, first=first, act=act)
 
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
         """logits [T, E] -> expert ids [T, k] (int64) and gates [T, k] (float32), best first."""
         self.count("route")
-        return _route(logits.float(), spec)
+        return routing.route(logits.float(), spec)
 
     def experts(
         self,
@@ -430,87 +422,3 @@ class ReferenceKernels:
             for part in stored_kv.page_parts(view):
                 plain = part.view(torch.uint8)
                 plain[dst // size, :, dst % size] = plain[src // size, :, src % size]
-
-
-def _norm(x: Tensor, spec: NormSpec) -> Tensor:
-    y = x.float()
-    width = x.shape[-1]
-    if spec.kind == "layer":
-        y = y - row_stable.sum_last(y) / width
-    y = y / torch.sqrt(row_stable.sum_last(y * y) / width + spec.eps)
-    weight = spec.weight.float()
-    y = y * (weight + spec.offset if spec.offset else weight)
-    return (y if spec.bias is None else y + spec.bias.float()).to(x.dtype)
-
-
-def _activate(x: Tensor, act: str) -> Tensor:
-    if act == "oai_swiglu":
-        gate, up = x.chunk(2, dim=-1)
-        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
-        return (up + 1.0) * (gate * row_stable.sigmoid(1.702 * gate))
-    if act.endswith("_mul"):
-        gate, up = x.chunk(2, dim=-1)
-        return _plain_activation(gate, act.removesuffix("_mul")) * up
-    return _plain_activation(x, act)
-
-
-def _plain_activation(x: Tensor, act: str) -> Tensor:
-    match act:
-        case "silu":
-            return x * row_stable.sigmoid(x)
-        case "gelu":
-            return row_stable.gelu(x)
-        case "gelu_tanh":
-            return row_stable.gelu_tanh(x)
-        case "relu":
-            return x.clamp(min=0.0)
-        case "relu2":
-            return x.clamp(min=0.0) ** 2
-    raise AssertionError(f"unknown activation {act}")
-
-
-def _prepare_heads(x: Tensor, width: int, norm: NormSpec | None, rope: RopeSpec | None, positions: Tensor) -> Tensor:
-    """x [T, heads * width] -> [T, heads, width], normed (per head, or whole if the weight is that long), rotated."""
-    if norm is not None:
-        x = _norm(x.reshape(x.shape[0], -1, norm.weight.shape[0]), norm)
-    x = x.reshape(x.shape[0], -1, width)
-    return x if rope is None else _rotate(x, rope, positions)
-
-
-def _rotate(x: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
-    """Rotate entries start .. start + dim of every head; x [T, heads, width]."""
-    cos, sin = rope.cos[positions][:, None], rope.sin[positions][:, None]
-    stop = rope.start + rope.dim
-    part = x[..., rope.start : stop].float()
-    if rope.interleaved:
-        a, b = part[..., 0::2], part[..., 1::2]
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
-    else:
-        a, b = part.chunk(2, dim=-1)
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-    return torch.cat((x[..., : rope.start], turned.to(x.dtype), x[..., stop:]), dim=-1)
-
-
-def _route(logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
-    softmax, late = "softmax" in spec.order, spec.order.startswith("topk")
-    score = row_stable.softmax if softmax else row_stable.sigmoid
-    scores = logits if late else score(logits)
-    choice = scores if spec.bias is None else scores + spec.bias
-    ids = _largest(choice if spec.groups == 1 else _best_groups(choice, spec), spec.top_k)
-    gates = score(scores.gather(-1, ids)) if late else scores.gather(-1, ids)
-    if spec.normalise and not (softmax and late):
-        gates = gates / (row_stable.sum_last(gates).clamp(min=spec.floor) + spec.eps)
-    return ids, gates * spec.scale
-
-
-def _largest(x: Tensor, count: int) -> Tensor:
-    """Where the `count` largest of each row are, best first; equal ones in ascending order, as in all backends."""
-    return x.sort(dim=-1, descending=True, stable=True).indices[..., :count].contiguous()
-
-
-def _best_groups(choice: Tensor, spec: RouteSpec) -> Tensor:
-    """Put every expert outside the best `top_groups` groups out of reach."""
-    grouped = choice.view(choice.shape[0], spec.groups, -1)
-    rank = grouped.topk(2, dim=-1).values.sum(-1) if spec.group_sum2 else grouped.amax(-1)
-    chosen = torch.zeros_like(rank, dtype=torch.bool).scatter_(1, _largest(rank, spec.top_groups), True)
-    return grouped.masked_fill(~chosen[:, :, None], float("-inf")).view_as(choice)

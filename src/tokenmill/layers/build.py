@@ -243,6 +243,10 @@ class Build:
         self.book.flops += 2.0 * shape[0] * shape[1] * shape[2]
         return load_stacked(checked, self.path(name), shape, (self.dtype, bias), self.device, self.quantization)
 
+    def order(self, index: Tensor) -> Tensor:
+        """An order of rows, where the weights are. That of weights without data stays on the host."""
+        return index if self.device.type == "meta" else index.to(self.device)
+
     def settled(self, weight: Weight) -> Weight:
         """A weight in its final form: every layer passes its weights through here."""
         return self._booked(weight.settle(self.kernels))

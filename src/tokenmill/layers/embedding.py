@@ -27,7 +27,7 @@ class Embedding:
         self.part = (shape[0] // b.group.size * b.group.rank, shape[0] // b.group.size)
         share = (0, b.group.rank, b.group.size) if self.split else None
         self.weight = b.weight(name, shape, exact=not tied, head=tied, bare=True, share=share)
-        self.site = None if b.adapters is None else b.adapters.embedding(b.path(name), shape, self._plain)
+        self.site = None if b.adapters is None else b.adapters.embedding(b.path(name), shape, self._plain, self._held)
         self.scale = scale
 
     def _plain(self, start: int, stop: int) -> Tensor | None:
@@ -35,6 +35,12 @@ class Embedding:
         weight = self.weight
         table = weight.table if isinstance(weight, DenseWeight) and not weight.narrow and not self.split else None
         return None if table is None else table[start:stop]
+
+    def _held(self, ids: Tensor) -> Tensor | None:
+        """Rows [n, hidden] as they are multiplied; None: they are on several ranks."""
+        if self.split:
+            return None
+        return self.weight.rows(ids)
 
     def __call__(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T] -> [T, hidden]."""

@@ -337,7 +337,7 @@ def split_experts(b: Build, gate_up: list[Weight], down: list[Weight]) -> Expert
         return [gate_up[expert] for expert in own], [down[expert] for expert in own]
     inner = gate_up[0].shape[0] // 2
     rows = Rows(inner, inner)
-    index = torch.cat([rows.index(0, b.group), rows.index(inner, b.group)]).to(b.device)
+    index = b.order(torch.cat([rows.index(0, b.group), rows.index(inner, b.group)]))
     share = rows.share(b.group)
     return [weight.take(index) for weight in gate_up], [_local_down(b, weight, share) for weight in down]
 

@@ -102,7 +102,7 @@ class FusedColumnLinear(ColumnLinear):
         weight = b.weight(name, (total, inputs), bias=bias, transposed=transposed)
         if order is not None or b.group.size > 1:
             index = local_rows(b.group, self.parts)
-            weight = weight.take((index if order is None else order[index]).to(b.device))
+            weight = weight.take(b.order(index if order is None else order[index]))
         self.weight = b.settled(weight)
 
 
@@ -115,7 +115,7 @@ class ReorderedColumnLinear(ColumnLinear):
         weights = []
         for name, (parts, order) in stored.items():
             weight = b.weight(name, (sum(part.rows for part in parts), inputs))
-            weights.append(weight.take(order[local_rows(b.group, parts)].to(b.device)))
+            weights.append(weight.take(b.order(order[local_rows(b.group, parts)])))
         self.weight = b.settled(weights[0].concat(weights[1:]))
 
 
@@ -137,7 +137,7 @@ class GatedColumnLinear(ColumnLinear):
         self.parts = [*parts, parts[0]]
         first, *others = parts
         both = b.weight(names[0], (2 * first.rows, inputs), bias=bias)
-        queries, gates = (both.take(order[first.index(at, b.group)].to(b.device)) for at in (0, first.rows))
+        queries, gates = (both.take(b.order(order[first.index(at, b.group)])) for at in (0, first.rows))
         keys = [
             b.weight(name, (part.rows, inputs), bias=bias, share=(0, *part.share(b.group)))
             for name, part in zip(names[1:], others, strict=True)

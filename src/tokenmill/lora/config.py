@@ -27,7 +27,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
         ("layer_replication", "alora_invocation_tokens", "arrow_config", "use_bdlora", "kasa_config", "velora_config"),
         (None, [], {}),
     ),
-    **dict.fromkeys(("monteclora_config", "megatron_config", "trainable_token_indices"), (None, [], {})),
+    **dict.fromkeys(("monteclora_config", "megatron_config"), (None, [], {})),
     "use_qalora": (False, None),
     "peft_type": ("LORA",),
     "task_type": (None, "CAUSAL_LM", "FEATURE_EXTRACTION"),
@@ -37,7 +37,7 @@ _READ = frozenset(
     {
         *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "target_modules"),
         *("modules_to_save", "bias", "fan_in_fan_out", "init_lora_weights", "lora_bias", "target_parameters"),
-        *("base_model_name_or_path", "ensure_weight_tying"),
+        *("base_model_name_or_path", "ensure_weight_tying", "trainable_token_indices"),
     }
 )
 _OF_TRAINING = frozenset(
@@ -69,6 +69,8 @@ class AdapterConfig:
     """Modules that are stored completely."""
     parameters: tuple[str, ...] = ()
     """Stacked parameters of experts that have adapters, in the order in which wrappers lie."""
+    tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By name of embeddings or head ("": the embeddings), the tokens whose rows are stored."""
     base: str = ""
 
     def rank_of(self, module: str) -> int:
@@ -126,6 +128,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         transposed=reader.flag("fan_in_fan_out"),
         saved=saved,
         parameters=reader.names("target_parameters"),
+        tokens=reader.tokens("trainable_token_indices"),
         base=str(data.get("base_model_name_or_path") or "")[:512],
     )
 
@@ -166,6 +169,15 @@ class _Reader:
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise self._bad(name, "a list of names", value)
         return tuple(value)
+
+    def tokens(self, name: str) -> dict[str, tuple[int, ...]]:
+        value = self.data.get(name) or {}
+        found = value if isinstance(value, dict) else {"": value}
+        for ids in found.values():
+            whole = isinstance(ids, list) and all(type(each) is int and each >= 0 for each in ids)
+            if not whole or not ids or len(set(ids)) < len(ids):
+                raise self._bad(name, "a list of different tokens, or such lists by module", value)
+        return {module: tuple(ids) for module, ids in found.items()}
 
     def patterns(self, name: str) -> dict[str, Any]:
         value = self.data.get(name) or {}

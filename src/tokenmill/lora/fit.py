@@ -17,7 +17,7 @@ from torch import Tensor
 from tokenmill.compute.adapters import AdapterSite, Forms
 from tokenmill.compute.forward import Weight
 from tokenmill.core.errors import ModelError
-from tokenmill.lora.peft import Adapter, LowRank, all_finite
+from tokenmill.lora.peft import Adapter, LowRank, TokenRows, all_finite
 from tokenmill.lora.sites import SitePart, Sites
 from tokenmill.lora.weight import Source
 from tokenmill.quant.dense import DenseWeight
@@ -103,6 +103,8 @@ class Fitter:
                 self.unknown[module] = f"{adapter.where}: {module[:160]} fits no stacked experts of this model."
         for module, tensors in adapter.whole.items():
             self._whole(module, dict(tensors))
+        for module, found in adapter.tokens.items():
+            self._tokens(module, found)
         return list(self.fills.values())
 
     def _fill(self, site: AdapterSite, module: str) -> Fill:
@@ -155,11 +157,11 @@ class Fitter:
             up = up * gain[:, None]
             fill.gains.append((start, gain))
             if place.bias is not None:
-                fill.shifts.append((start, (1.0 - gain) * place.bias[start : start + len(gain)].cpu()))
+                fill.shifts.append((start, (1.0 - gain) * _host(place.bias[start : start + len(gain)])))
         if source.columns is not None:
             down = down[:, source.columns[0] : source.columns[1]]
         if bias is not None and source.first:
-            fill.shifts.append((start, bias.float() * low.scale))
+            fill.shifts.append((start, bias.float() * low.scale / self.sites.divisors.get(source.path, 1.0)))
         self._add(fill, module, place.part, down, up)
 
     def _add(self, fill: Fill, module: str, part: int, down: Tensor, up: Tensor) -> None:
@@ -194,7 +196,56 @@ class Fitter:
                 module, f"is {list(shape)} in this model, and the adapter is for {[low.down.shape[1], len(low.up)]}"
             )
         self._check_rank(module, low.rank)
-        self._add(self._fill(place.site, module), module, 0, low.down.float(), low.up.float() * low.scale)
+        fill, down, up = self._fill(place.site, module), low.down.float(), low.up.float() * low.scale
+        if low.magnitude is not None:
+            gain = low.magnitude.float() / self._widths(module, place, down, up)
+            up = up * gain[:, None]
+            fill.gains.append((0, gain))
+        self._add(fill, module, 0, down, up)
+
+    def _widths(self, module: str, place: SitePart, down: Tensor, up: Tensor) -> Tensor:
+        """Of a table with its adapter, the length of every column, which is DoRA's row."""
+        squares = torch.zeros(len(up))
+        for at in range(0, place.source.shape[0], _SLICE):
+            some = down[:, at : at + _SLICE]
+            squares += (
+                (self._table_rows(module, place, torch.arange(at, at + some.shape[1])) + some.t() @ up.t())
+                .square()
+                .sum(0)
+            )
+        return squares.sqrt()
+
+    def _table_rows(self, module: str, place: SitePart, ids: Tensor) -> Tensor:
+        rows = None if place.held is None else place.held(ids.to(self.sites.device))
+        if rows is None:
+            raise self._refuse(
+                module, "lies on several devices, where it can have neither DoRA nor other rows of tokens"
+            )
+        return _host(rows)
+
+    def _tokens(self, module: str, found: TokenRows) -> None:
+        """Other rows for some tokens, in embeddings and in a head that shares them: a rank for each token."""
+        places, ids, count = self._places(module), torch.tensor(found.ids), len(found.ids)
+        head = self.sites.tied.get(places[0].source.path) if places else None
+        if head is not None and all(self.sites.names.find(other) != head for other in self.adapter.tokens):
+            places = places + self.sites.places.get(head, [])
+        self._check_rank(module, count)
+        for place in places:
+            height, width = place.source.shape
+            if max(found.ids) >= height or found.rows.shape[1] != width:
+                it = f"row {max(found.ids)} of {found.rows.shape[1]} numbers"
+                raise self._refuse(module, f"is {list(place.source.shape)} in this model, and the adapter has {it}")
+            one, change = torch.zeros(height, count), found.rows.float().clone()
+            one[ids, torch.arange(count)] = 1.0
+            fill = self._fill(place.site, module)
+            if place.weight is None:
+                change -= self._table_rows(module, place, ids)
+                self._add(fill, module, place.part, one.t(), change.t())
+                continue
+            one = one if place.source.rows is None else one[place.source.rows]
+            for at, number in one.nonzero().tolist():
+                change[number] -= _rows(place, at, 1)[0]
+            self._add(fill, module, place.part, change, one)
 
     def _check_rank(self, module: str, rank: int) -> None:
         if rank > self.sites.most_rank:
@@ -230,7 +281,7 @@ class Fitter:
         for at in range(0, len(weight), _SLICE) if place.plain is not None else ():
             assert place.plain is not None
             rows = place.plain(at, at + _SLICE)
-            if rows is None:
+            if rows is None or rows.is_meta:
                 return
             own = rows.float().cpu()
             if (own - weight[at : at + _SLICE].float()).abs().max() > _ALIKE * own.abs().max():
@@ -243,7 +294,7 @@ class Fitter:
             raise self._refuse(module, f"has no bias of shape {list(bias.shape)}")
         own = self._besides_added(source, bias.float())
         if place.bias is not None:
-            own = own - place.bias[start : start + len(own)].cpu()
+            own = own - _host(place.bias[start : start + len(own)])
         if source.first:
             self._fill(place.site, module).shifts.append((start, own))
 
@@ -263,7 +314,7 @@ class Fitter:
             weight = weight[:, source.columns[0] : source.columns[1]]
             bias = bias if source.first else None
         if bias is None and place.bias is not None:
-            bias = place.bias
+            bias = _host(place.bias)
         dtype, device = self.sites.dtype, self.sites.device
         own = None if bias is None else bias.to(device, dtype)
         fill.whole = DenseWeight(weight.to(device, dtype).contiguous(), own)
@@ -271,7 +322,7 @@ class Fitter:
     def _besides_added(self, source: Source, bias: Tensor) -> Tensor:
         """The product's rows of a bias in the file, without what the model adds to the product itself."""
         added = self.sites.added.get(source.path)
-        bias = bias if added is None else bias - added.cpu()
+        bias = (bias if added is None else bias - _host(added)) / self.sites.divisors.get(source.path, 1.0)
         return bias if source.rows is None else bias[source.rows]
 
     def _refuse(self, module: str, why: str) -> ModelError:
@@ -292,8 +343,12 @@ def _rows(place: SitePart, at: int, count: int) -> Tensor:
     weight, start = place.weight, place.site.borders[place.part] + at
     assert weight is not None
     ids = torch.arange(start, start + count, device=weight.site_device())
-    rows: Tensor = weight.base.rows(ids)
-    return rows.float().cpu()
+    return _host(weight.base.rows(ids))
+
+
+def _host(numbers: Tensor) -> Tensor:
+    """In float32 on the host; ones in the place of a model's that has shapes alone."""
+    return torch.ones(numbers.shape) if numbers.is_meta else numbers.float().cpu()
 
 
 def stem(module: str) -> str:

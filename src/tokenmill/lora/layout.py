@@ -1,13 +1,14 @@
-"""Where a GGUF file's weights differ from the class's in more than names and rows that its reader undoes. Owns: giving
-an adapter the layout of its base, whichever of the two comes from such a file.
+"""Where a file's weights differ from the class's in more than names, and rows that its reader undoes. Owns: giving an
+adapter the layout of its base.
 
-Qwen3.5's converter puts the value heads of recurrent layers in another order, in rows and in columns; Falcon-H1's
-multiplies the model's multipliers into its weights. Must not know: the model, but for its config.
+In GGUF files Qwen3.5's converter puts the value heads of recurrent layers in another order, in rows and in columns;
+Falcon-H1's multiplies the model's multipliers into its weights. Sarvam's folders hold q, k and v as one matrix, which
+their class divides. Must not know: the model, but for its config.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from tokenmill.models.qwen3_next import read_delta
 
 _TILED = ("qwen35", "qwen35moe")
 _MULTIPLIED = "falcon-h1"
+_JOINED = "sarvam_moe"
+_HEADS = ("num_attention_heads", "num_key_value_heads")
+_QKV = ("q_proj", "k_proj", "v_proj")
 
 
 def arranged(adapter: Adapter, config: Mapping[str, Any]) -> Adapter:
@@ -35,7 +39,54 @@ def arranged(adapter: Adapter, config: Mapping[str, Any]) -> Adapter:
     has, wants = adapter.arch in _TILED, bool(config.get("_tiled_value_heads"))
     if has != wants:
         _reorder(adapter, config, back=has)
+    if config.get("model_type") == _JOINED:
+        _join(adapter, config)
     return adapter
+
+
+def _join(adapter: Adapter, config: Mapping[str, Any]) -> None:
+    """q, k and v of the class become parts of one matrix; its rank is the sum of theirs."""
+    said = ModelConfig(config)
+    queries, keys = (said.get(key, int, 4) * said.get("head_dim", int, 64) for key in _HEADS)
+    names = {**adapter.linear, **adapter.whole}
+    for layer in sorted({name.rpartition(".")[0] for name in names if name.rpartition(".")[0].endswith(".self_attn")}):
+        new = f"{layer.removesuffix('self_attn')}attention"
+        if f"{layer}.o_proj" in adapter.linear:
+            adapter.linear[f"{new}.dense"] = adapter.linear.pop(f"{layer}.o_proj")
+        if f"{layer}.o_proj" in adapter.whole:
+            adapter.whole[f"{new}.dense"] = adapter.whole.pop(f"{layer}.o_proj")
+        lows = [adapter.linear.pop(f"{layer}.{name}", None) for name in _QKV]
+        if any(low is not None for low in lows):
+            adapter.linear[f"{new}.query_key_value"] = _joined(adapter, layer, lows, (queries, keys, keys))
+        wholes = [adapter.whole.pop(f"{layer}.{name}", {}) for name in _QKV]
+        if len({frozenset(each) for each in wholes}) > 1:
+            raise ModelError(
+                f"{adapter.where}: {layer}: q, k and v are one matrix of the base, and some are saved alone."
+            )
+        if ends := set(wholes[0]):
+            adapter.whole[f"{new}.query_key_value"] = {end: torch.cat([each[end] for each in wholes]) for end in ends}
+
+
+def _joined(adapter: Adapter, layer: str, lows: Sequence[LowRank | None], heights: Sequence[int]) -> LowRank:
+    """One adapter of the matrices one below the other."""
+    given = [low for low in lows if low is not None]
+    rows = [height if low is None else len(low.up) for low, height in zip(lows, heights, strict=True)]
+    starts = [sum(rows[:at]) for at, low in enumerate(lows) if low is not None]
+    up, at = torch.zeros(sum(rows), sum(low.rank for low in given)), 0
+    bias = torch.zeros(sum(rows)) if any(low.bias is not None for low in given) else None
+    for start, low in zip(starts, given, strict=True):
+        up[start : start + len(low.up), at : at + low.rank] = low.up.float() * low.scale
+        at += low.rank
+        if bias is not None and low.bias is not None:
+            bias[start : start + len(low.up)] = low.bias.float() * low.scale
+    magnitudes = [low.magnitude for low in lows if low is not None and low.magnitude is not None]
+    if magnitudes and len(magnitudes) < len(lows):
+        raise ModelError(
+            f"{adapter.where}: {layer}: q, k and v are one matrix of the base; DoRA of some is not supported."
+        )
+    if len({low.down.shape[1] for low in given}) > 1:
+        raise ModelError(f"{adapter.where}: {layer}: q, k and v have different numbers of columns.")
+    return LowRank(torch.cat([low.down for low in given]), up, 1.0, torch.cat(magnitudes) if magnitudes else None, bias)
 
 
 def _reorder(adapter: Adapter, config: Mapping[str, Any], *, back: bool) -> None:

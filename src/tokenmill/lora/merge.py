@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.checkpoint.new_folder import check_free, new_folder
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
-from tokenmill.lora.fit import shared_out, stem
+from tokenmill.lora.fit import shared_out
 from tokenmill.lora.names import Names
-from tokenmill.lora.peft import WIDE, Adapter, LowRank, all_finite
+from tokenmill.lora.peft import WIDE, Adapter, LowRank, TokenRows, all_finite
+from tokenmill.lora.stacked_base import Stacked, add_to_experts, find_stacked
 from tokenmill.lora.store import read_adapter
 from tokenmill.lora.weight import Source
 from tokenmill.models.family_of import names_of, settled
@@ -50,15 +52,22 @@ def merge(base: Path, adapter: Path, target: Path, tell: Tell = lambda name, don
     transposed = architecture in _TRANSPOSED
     try:
         ends = _ends(config, architecture, checkpoint)
-        changes = _changes(found, _Base(checkpoint, ends), transposed=transposed)
+        stored = _Base(checkpoint, ends, architecture)
+        changes = _changes(found, stored, transposed=transposed)
         apart = any(name in changes for name in (ends.embedding, ends.head))
-        with new_folder(target) as partial:
-            _write(checkpoint, partial, changes, ends if apart and ends.tied else None, tell)
-            copy_rest(base, partial)
+        rows = {stored.find(found, module, "weight"): each for module, each in found.tokens.items()}
+        apart |= any(name == ends.head for name, _ in rows)
+        if apart and ends.tied:  # the head follows the embeddings, unless it has rows of its own
+            rows = {(ends.head, shape): each for (_, shape), each in rows.items()} | rows
+        for (name, shape), each in rows.items():
+            changes[name] = _setting(found, name, shape, each, changes.get(name))
+        with new_folder(target) as made:
+            _write(checkpoint, made, changes, ends if apart and ends.tied else None, tell)
+            copy_rest(base, made)
             if apart:
-                write_json(partial / "config.json", _untied(config))
+                write_json(made / "config.json", _untied(config))
             else:
-                shutil.copyfile(base / "config.json", partial / "config.json")
+                shutil.copyfile(base / "config.json", made / "config.json")
     finally:
         checkpoint.close()
     return len(changes)
@@ -96,10 +105,12 @@ def _untied(config: dict[str, Any]) -> dict[str, Any]:
 class _Base:
     """The base's tensors by the adapter's names."""
 
-    def __init__(self, checkpoint: Checkpoint, ends: _Ends) -> None:
+    def __init__(self, checkpoint: Checkpoint, ends: _Ends, architecture: str) -> None:
         self.checkpoint, self.ends = checkpoint, ends
+        self.stacked = find_stacked(checkpoint, architecture)
         stored = {*checkpoint.names(), *((ends.head,) if ends.tied else ())}
-        self.names = Names(name.removesuffix(".weight") for name in stored if name.endswith(".weight"))
+        plain = (name.removesuffix(".weight") for name in stored if name.endswith(".weight"))
+        self.names = Names([*plain, *self.stacked])
 
     def find(self, adapter: Adapter, module: str, end: str) -> tuple[str, tuple[int, ...]]:
         """A tensor's name and shape; refused where there is none."""
@@ -120,11 +131,17 @@ class _Base:
 
     def source(self, path: str) -> Source | None:
         """A stored matrix."""
+        if (each := self.within(path)) is not None:
+            return Source(path, each.shape, flipped=each.flipped)
         found = self._stored(path, "weight")
         return None if found is None else Source(path, (found[1][0], found[1][1]))
 
+    def within(self, module: str) -> Stacked | None:
+        """Where it lies, if it is an expert that is stored with others."""
+        return self.stacked.get(self.names.find(module) or "")
+
     def numbers(self, prefix: str) -> list[int]:
-        """The experts of a mixture that are stored one by one."""
+        """The experts of a mixture."""
         return self.names.numbers(prefix)
 
 
@@ -132,14 +149,15 @@ def _changes(adapter: Adapter, base: _Base, *, transposed: bool) -> dict[str, Ch
     """Tensor name -> what becomes of it; refused where the base has no such tensor, or another shape."""
     changes = _replaced(adapter, base)
     experts: list[tuple[str, LowRank]] = []
+    within: dict[str, dict[Stacked, LowRank]] = {}
     for module, low in adapter.stacked.items():
-        if not base.numbers(stem(module)):
-            raise ModelError(
-                f"{adapter.where}: the base holds all experts of {module[:160]} in one tensor, which cannot be merged "
-                "here: PEFT can."
-            )
         experts += shared_out(base, adapter, module, low, partial=False)
     for module, low in (*adapter.linear.items(), *adapter.tables.items(), *experts):
+        if (each := base.within(module)) is not None:
+            _check_plain(adapter, module, low, each)
+            if within.setdefault(each.name, {}).setdefault(each, low) is not low:
+                raise ModelError(f"{adapter.where}: two of its modules are the same expert of the base ({module}).")
+            continue
         name, shape = base.find(adapter, module, "weight")
         flipped = module in adapter.tables or (transposed and name != base.ends.head)
         wanted = (low.down.shape[1], low.up.shape[0]) if flipped else (low.up.shape[0], low.down.shape[1])
@@ -156,7 +174,18 @@ def _changes(adapter: Adapter, base: _Base, *, transposed: bool) -> dict[str, Ch
         if low.bias is not None:
             bias, _ = base.find(adapter, module, "bias")
             changes[bias] = _summing(low.bias.float() * low.scale, changes.get(bias))
-    return changes
+    return changes | {name: partial(add_to_experts, experts=lows) for name, lows in within.items()}
+
+
+def _check_plain(adapter: Adapter, module: str, low: LowRank, expert: Stacked) -> None:
+    """Refuse what cannot be worked into an expert that is stored with others."""
+    wanted = low.up.shape[0], low.down.shape[1]
+    if expert.shape != wanted:
+        raise ModelError(
+            f"{adapter.where}: {module} is {list(expert.shape)} in the base, but the adapter needs {list(wanted)}."
+        )
+    if low.magnitude is not None or low.bias is not None or module in adapter.whole:
+        raise ModelError(f"{adapter.where}: {module} is stored with other experts, where it can have low rank only.")
 
 
 def _replaced(adapter: Adapter, base: _Base) -> dict[str, Change]:
@@ -190,6 +219,17 @@ def _adding(low: LowRank, *, flipped: bool, own: Tensor | None) -> Change:
 def _summing(bias: Tensor, before: Change | None) -> Change:
     """before: what becomes of the base's own."""
     return lambda old: ((before(old) if before else old).float() + bias).to(old.dtype)
+
+
+def _setting(adapter: Adapter, name: str, shape: tuple[int, ...], found: TokenRows, before: Change | None) -> Change:
+    """Other rows for some tokens. before: what else becomes of the tensor."""
+    if max(found.ids) >= shape[0] or found.rows.shape[1:] != shape[1:]:
+        raise ModelError(
+            f"{adapter.where}: {name} is {list(shape)} in the base, and the adapter has row {max(found.ids)} of "
+            f"{found.rows.shape[1]} numbers."
+        )
+    ids = torch.tensor(found.ids)
+    return lambda old: (before(old) if before else old).index_copy(0, ids, found.rows.to(old.dtype))
 
 
 def _replacing(tensor: Tensor) -> Change:

@@ -17,8 +17,9 @@ _SAME = {
     "w2": "down_proj",
     "shared_mlp": "shared_experts",
     "embed_out": "lm_head",
+    "word_embeddings": "embed_tokens",
 }
-"""Mixtures, and heads: names of checkpoints and of the classes that read them."""
+"""Mixtures, and ends: names of checkpoints and of the classes that read them."""
 
 
 _EXAONE = (

@@ -27,6 +27,7 @@ _KEY = re.compile(
     r"(\.(?!weight$|bias$)[\w-]+)?(?P<end>\.weight|\.bias)?"
 )
 """The module, what it is, the adapter's own name in older files, and the tensor."""
+_TOKENS = re.compile(r"(?P<module>.+?)\.token_adapter\.trainable_tokens_delta(\.[\w-]+)?")
 _WHOLE = re.compile(r"(?P<module>.+?)(?P<inner>(\.modules_to_save(\.[\w-]+)?|\.base_layer|\.original_module)*)"
                     r"\.(?P<end>weight|bias)")  # fmt: skip
 
@@ -47,6 +48,14 @@ class LowRank:
         return self.down.shape[0]
 
 
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """The rows [n, width] that these tokens get, of embeddings or a head."""
+
+    ids: tuple[int, ...]
+    rows: Tensor
+
+
 @dataclass(slots=True)
 class Adapter:
     """What an adapter's files hold, by module. `tables`: of embeddings, down [r, vocabulary], up [width, r]; `whole`:
@@ -57,6 +66,7 @@ class Adapter:
     tables: dict[str, LowRank] = field(default_factory=dict)
     whole: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     stacked: dict[str, LowRank] = field(default_factory=dict)
+    tokens: dict[str, TokenRows] = field(default_factory=dict)
     base: str = ""
     arch: str = ""
     """Of GGUF files: the architecture, whose converter may have changed the numbers (lora/layout.py)."""
@@ -66,13 +76,15 @@ class Adapter:
     def numbers(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor with its module's name."""
         for group in (self.linear, self.tables, self.stacked):
-            for module, found in group.items():
-                for tensor in (found.down, found.up, found.magnitude, found.bias):
+            for module, low in group.items():
+                for tensor in (low.down, low.up, low.magnitude, low.bias):
                     if tensor is not None:
                         yield module, tensor
         for module, tensors in self.whole.items():
             for tensor in tensors.values():
                 yield module, tensor
+        for module, found in self.tokens.items():
+            yield module, found.rows
 
     def check_numbers(self) -> None:
         """Refuse NaN and infinity: they would end up in other requests' caches, too."""
@@ -110,6 +122,9 @@ def read_peft(folder: Path) -> Adapter:
                 raise ModelError(f"{folder}: {name[:120]} is there twice.")
             halves[key["module"]][kind] = tensor
             continue
+        if (tokens := _TOKENS.fullmatch(plain)) is not None:
+            found.tokens[tokens["module"]] = _token_rows(found, config, tokens["module"], tensor)
+            continue
         whole = _WHOLE.fullmatch(plain)
         if whole is None:
             raise ModelError(f"{folder}: {name[:120]} is not a tensor of a LoRA adapter.")
@@ -118,7 +133,7 @@ def read_peft(folder: Path) -> Adapter:
     for module, tensors in halves.items():
         _take(found, config, module, tensors)
     _check_whole(found, config)
-    if not (found.linear or found.tables or found.whole or found.stacked):
+    if not (found.linear or found.tables or found.whole or found.stacked or found.tokens):
         raise ModelError(f"{folder}: the adapter changes nothing.")
     return found
 
@@ -157,7 +172,7 @@ def _take(found: Adapter, config: AdapterConfig, module: str, tensors: dict[str,
         raise ModelError(f"{where} has rank {down.shape[0]}, and adapter_config.json says {rank}.")
     if rank > MOST_RANK:
         raise ModelError(f"{where}: rank {rank} is more than {MOST_RANK}.")
-    magnitude = _magnitude(where, config, tensors, up.shape[0], table=table)
+    magnitude = _magnitude(where, config, tensors, up.shape[0])
     bias = tensors.get("lora_B.bias")
     if bias is not None and tuple(bias.shape) != (up.shape[0],):
         raise ModelError(f"{where}: the bias of lora_B has shape {list(bias.shape)}, not [{up.shape[0]}].")
@@ -167,9 +182,19 @@ def _take(found: Adapter, config: AdapterConfig, module: str, tensors: dict[str,
     group[module] = LowRank(down, up, config.scale_of(module, rank), magnitude, bias)
 
 
-def _magnitude(
-    where: str, config: AdapterConfig, tensors: dict[str, Tensor], rows: int, *, table: bool
-) -> Tensor | None:
+def _token_rows(found: Adapter, config: AdapterConfig, module: str, rows: Tensor) -> TokenRows:
+    """The rows of one module, with the tokens that adapter_config.json gives it."""
+    name = next((name for name in config.tokens if module == name or module.endswith("." + name)), "")
+    ids = config.tokens.get(name, ())
+    if rows.ndim != 2 or len(rows) != len(ids):
+        raise ModelError(
+            f"{found.where}: the file has {list(rows.shape)} numbers for tokens of {module[:120]}, and "
+            f"trainable_token_indices in adapter_config.json names {len(ids)}."
+        )
+    return TokenRows(ids, rows)
+
+
+def _magnitude(where: str, config: AdapterConfig, tensors: dict[str, Tensor], rows: int) -> Tensor | None:
     """DoRA's magnitudes of one module; None where the adapter has none."""
     found = tensors.get("lora_magnitude_vector")
     if found is None:
@@ -178,8 +203,6 @@ def _magnitude(
         return None
     if not config.dora:
         raise ModelError(f"{where} has a lora_magnitude_vector, but adapter_config.json does not say use_dora.")
-    if table:
-        raise ModelError(f"{where}: DoRA of embeddings is not supported.")
     if found.numel() != rows:
         raise ModelError(f"{where}: lora_magnitude_vector has {found.numel()} entries, not {rows}.")
     return found.reshape(-1)
@@ -189,3 +212,5 @@ def _check_whole(found: Adapter, config: AdapterConfig) -> None:
     for name in config.saved:
         if not any(module == name or module.endswith("." + name) for module in found.whole):
             raise ModelError(f"{found.where}: modules_to_save names {name[:120]!r}, which the file does not hold.")
+    if config.tokens and not found.tokens:
+        raise ModelError(f"{found.where}: trainable_token_indices names tokens, and the file holds no rows of them.")

@@ -21,6 +21,7 @@ from tokenmill.lora.names import Names
 from tokenmill.lora.weight import LoraWeight, Source
 
 Plain = Callable[[int, int], Tensor | None]
+Held = Callable[[Tensor], Tensor | None]
 _CHOOSING = frozenset({"gate", "router", "shared_expert_gate", "wg"})
 """What matrices are called that choose among experts."""
 
@@ -38,6 +39,8 @@ class SitePart:
     """The product's."""
     plain: Plain | None = None
     """Rows [start, stop) of a table of embeddings, if they are as stored."""
+    held: Held | None = None
+    """Rows of it by id, in whatever form, if they are here."""
 
 
 def mixing(path: str) -> bool:
@@ -79,8 +82,12 @@ class Sites:
         self.places: dict[str, list[SitePart]] = {}
         self.embeddings: dict[str, SitePart] = {}
         self.sites: list[AdapterSite] = []
+        self.tied: dict[str, str] = {}
+        """Of a table of embeddings, the head that multiplies by it."""
         self.added: dict[str, Tensor] = {}
         """Biases that the model itself adds to a product, by the stored matrix."""
+        self.divisors: dict[str, float] = {}
+        """What biases of a product are divided by, because its layer multiplies behind it."""
         self._names: Names | None = None
         self._plain: set[int] | None = None
 
@@ -103,11 +110,11 @@ class Sites:
             source = _share_of(path, shape, share)
         return LoraWeight(weight, [replace(source, flipped=flipped)], self)
 
-    def embedding(self, path: str, shape: tuple[int, int], plain: Plain) -> AdapterSite:
+    def embedding(self, path: str, shape: tuple[int, int], plain: Plain, held: Held) -> AdapterSite:
         """A table of embeddings [vocabulary, width]: `down` is read by token id."""
         site = AdapterSite(shape[0], (0, shape[1]))
         self.sites.append(site)
-        self.embeddings[path] = SitePart(site, 0, Source(path, shape), None, plain=plain)
+        self.embeddings[path] = SitePart(site, 0, Source(path, shape), None, plain=plain, held=held)
         return site
 
     def taken(self, weight: LoraWeight, form: Callable[[Tensor], Forms]) -> AdapterSite:
@@ -116,6 +123,14 @@ class Sites:
         assert site is not None, "it has settled"
         site.why_not, site.form = "", form
         return site
+
+    def ties(self, path: str, head: str) -> None:
+        """The head `head` multiplies by this table of embeddings."""
+        self.tied[path] = head
+
+    def divides(self, path: str, factor: float) -> None:
+        """Biases that adapters bring for the product stored as `path` are divided by this."""
+        self.divisors[path] = factor
 
     def adds(self, path: str, bias: Tensor) -> None:
         """The model itself adds this bias to the product stored as `path` (a tied head's)."""

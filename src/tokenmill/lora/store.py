@@ -125,11 +125,9 @@ class LoraStore:
         mark = mark_of(known.path)
         if known.mark is not None and known.mark != mark:
             raise ModelError(f"{known.path}: the adapter's files have changed since it was loaded: load it anew.")
-        adapter = read_adapter(known.path, self.sites.config)
-        adapter.check_numbers()
+        fitter = fitted(known.path, self.sites)
         known.mark = mark
-        fitter = Fitter(adapter, self.sites)
-        fills, self.elsewhere[number] = fitter.fit(), fitter.unknown
+        fills, self.elsewhere[number] = list(fitter.fills.values()), fitter.unknown
         for fill in fills:
             fill.join(pin=self.sites.device.type == "cuda")
             if fill.whole is not None:
@@ -213,6 +211,15 @@ def _set_rank(site: AdapterSite, slot: int, rank: int) -> None:
     if site.host_ranks[slot] != rank:
         site.ranks[slot] = rank
         site.host_ranks[slot] = rank
+
+
+def fitted(path: Path, sites: Sites) -> Fitter:
+    """A file's adapter, made the contents of these sites' slots; raises ModelError for what does not belong there."""
+    adapter = read_adapter(path, sites.config)
+    adapter.check_numbers()
+    fitter = Fitter(adapter, sites)
+    fitter.fit()
+    return fitter
 
 
 def read_adapter(path: Path, config: Mapping[str, Any]) -> Adapter:

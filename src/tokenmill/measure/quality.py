@@ -26,7 +26,7 @@ from tokenmill.engine.memory import kv_format
 from tokenmill.engine.model_source import ModelSource, find_source
 from tokenmill.kernels import make_kernels
 from tokenmill.models.registry import build_model, context_of
-from tokenmill.quantize.calibration_text import lead_and_rest
+from tokenmill.quantize.calibration_text import check_ids, lead_and_rest
 from tokenmill.quantize.forward import EXACT, forward_in_parts, logits
 
 WINDOW = 256
@@ -135,9 +135,7 @@ def _read(source: ModelSource, windows: Tensor, device: str, cache: CacheOptions
         )
     finally:
         checkpoint.close()
-    vocab = model.spec.vocab_size
-    if int(windows.max()) >= vocab:
-        raise UserError(f"{source.path}: its tokenizer has more tokens than its {vocab} embeddings.")
+    check_ids(int(windows.max()), model.spec.vocab_size, str(source.path))
     hidden = forward_in_parts(model, windows, kernels, torch.device(device), stored)
     if not bool(torch.isfinite(hidden).all()):
         raise UserError(f"{source.path} computes infinite numbers or NaN on the text: its weights are damaged.")

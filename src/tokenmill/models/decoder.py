@@ -84,6 +84,8 @@ class Decoder:
         if self.is_last and sizes.tied:  # settled early, while little else is loaded: two copies of it exist meanwhile
             assert self.embedding is not None
             self.head = Head(b, self._head_weight(b, sizes, ends, width), split=self.embedding.split)
+            if b.adapters is not None:
+                b.adapters.ties(body.path(ends.embed), b.path(ends.head))
         self.layers = [layer(body, i) for i in range(first, last)]
         if self.head is not None:
             b.comes_next(self.head.weight)
@@ -164,7 +166,7 @@ class Decoder:
     def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """[n, hidden] -> [n, vocab], logit scale and soft-cap applied; in float32, or as Kernels.chooses says."""
         assert self.head is not None, "only the last pipeline stage has logits"
-        return self._scaled(self.head(self._before_head(hidden, ctx), ctx), self.bias)
+        return self.scaled(self.head(self._before_head(hidden, ctx), ctx), self.bias)
 
     @property
     def words(self) -> Words | None:
@@ -180,12 +182,13 @@ class Decoder:
         words, bias = self.words, self.bias
         if words is not None and bias is not None:
             bias = bias[words.first : words.first + words.count]
-        return self._scaled(self.head.own(self._before_head(hidden, ctx), ctx), bias)
+        return self.scaled(self.head.own(self._before_head(hidden, ctx), ctx), bias)
 
     def _before_head(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         return hidden if self.after is None else self.after.matmul(hidden, ctx)
 
-    def _scaled(self, logits: Tensor, bias: Tensor | None) -> Tensor:
+    def scaled(self, logits: Tensor, bias: Tensor | None) -> Tensor:
+        """What the head's matrix gave, with bias, scale and soft cap."""
         if bias is not None:
             logits = logits.float() + bias
         if self.logit_scale != 1.0 or self.softcap:

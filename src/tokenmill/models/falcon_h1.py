@@ -83,6 +83,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
 
     def layer(body: Build, index: int) -> SideBySide:
         at = body.at(f"layers.{index}")
+        _tell_divisors(at, entering, c.get("ssm_in_multiplier", float, 1.0, low=LEAST_SCALE))
         space = make_space(c, at.at("mamba"), KEYS, norm=c.get("mamba_rms_norm", bool, False), factors=columns)
         inside = at.at("self_attn")
         spec = attention_spec(b, heads, scale=scale, rope=make_rope(b, rope))
@@ -97,6 +98,14 @@ def build(c: ModelConfig, b: Build) -> Decoder:
         logit_scale=c.get("lm_head_multiplier", float, 1.0),
     )
     return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, ends, layer)
+
+
+def _tell_divisors(at: Build, entering: float, space: float) -> None:
+    """Factors of inputs are multiplied behind products here, which have no biases but those of adapters."""
+    if at.adapters is not None:
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            at.adapters.divides(at.path(f"self_attn.{name}"), entering)
+        at.adapters.divides(at.path("mamba.in_proj"), space)
 
 
 def _factors(c: ModelConfig, name: str, count: int) -> list[float]:

@@ -62,9 +62,10 @@ def _experts(b: Build, route: RouteSpec, hidden: int, inner: int) -> ExpertWeigh
     gate_up = b.numbers("gate_up_proj", (count, hidden, 2 * inner))
     gate_up_bias = b.tensor("gate_up_proj_bias", (count, 2 * inner))
     down, down_bias = b.numbers("down_proj", (count, inner, hidden)), b.tensor("down_proj_bias", (count, hidden))
-    order = torch.arange(2 * inner, device=b.device).view(inner, 2).t().reshape(-1)
+    order = torch.arange(2 * inner).view(inner, 2).t().reshape(-1)
+    there = b.order(order)
     ups = [
-        b.wrap(w.t()[order], bias[order], name=f"{i}.gate_up_proj", rows=order)
+        b.wrap(w.t()[there], bias[there], name=f"{i}.gate_up_proj", rows=order)
         for i, (w, bias) in enumerate(zip(gate_up, gate_up_bias, strict=True))
     ]
     downs = [
@@ -79,7 +80,7 @@ def _narrow_experts(b: Build, route: RouteSpec, hidden: int, inner: int) -> Expe
     count, before = route.experts, b.book.flops
     order = torch.arange(2 * inner).view(inner, 2).t().reshape(-1)
     ups = b.stacked("gate_up_proj", (count, 2 * inner, hidden), b.tensor("gate_up_proj_bias", (count, 2 * inner)))
-    ups = [b.adapted(up.take(order.to(b.device)), f"{i}.gate_up_proj", order) for i, up in enumerate(ups)]
+    ups = [b.adapted(up.take(b.order(order)), f"{i}.gate_up_proj", order) for i, up in enumerate(ups)]
     downs = b.stacked("down_proj", (count, hidden, inner), b.tensor("down_proj_bias", (count, hidden)))
     downs = [b.adapted(down, f"{i}.down_proj") for i, down in enumerate(downs)]
     count_visited(b, before, route)

@@ -24,6 +24,7 @@ from tokenmill.quant import (
     fp8,
     gptq_awq,
     hqq_quanto,
+    mlx,
     mx,
     sparse,
     squeezellm,
@@ -49,6 +50,7 @@ _METHODS = {
     squeezellm.METHOD: squeezellm.check,
     **dict.fromkeys(gptq_awq.METHODS, gptq_awq.check),
     **dict.fromkeys(hqq_quanto.METHODS, hqq_quanto.check),
+    **dict.fromkeys(mlx.METHODS, mlx.check),
 }
 """`quant_method` of config.json -> the function that refuses configs that cannot be read."""
 
@@ -84,8 +86,6 @@ class WeightRequest:
 def check_config(config: Mapping[str, object]) -> Mapping[str, object]:
     """Read from config.json how weights are stored. What cannot be read is refused."""
     quantization = config.get("quantization_config") or config.get("compression_config")
-    if not quantization and isinstance(other := config.get("quantization"), Mapping) and "group_size" in other:
-        quantization = other
     if not quantization:
         return {}
     if isinstance(quantization, Mapping) and (check := _METHODS.get(str(quantization.get("quant_method")))):
@@ -93,7 +93,7 @@ def check_config(config: Mapping[str, object]) -> Mapping[str, object]:
         return quantization
     method: object = quantization
     if isinstance(quantization, Mapping):
-        method = quantization.get("quant_method", "mlx" if {"group_size", "bits"} <= quantization.keys() else "?")
+        method = quantization.get("quant_method", "?")
     raise ModelError(
         f"This checkpoint is quantised with {shown(method)}, which is not supported. Use an unquantised checkpoint, or "
         f"one by {', '.join(_METHODS)}."
@@ -125,7 +125,7 @@ def load_weight(
     """Load one weight in the format of its tensors, then quantise it if `quantization` asks for that.
 
     how: the result of `check_config`, for facts that the tensors do not show."""
-    share = request.share
+    share, ckpt = request.share, mlx.alone(ckpt, request.name)
     if request.bias:
         check_numbers(ckpt, f"{request.name}.bias", how)
     if share is not None and share[2] > 1 and _plainly(ckpt, request):
@@ -295,7 +295,7 @@ def _stored(
 
 def _is_stored(ckpt: Checkpoint, name: str) -> bool:
     """Is the matrix stored quantised?"""
-    return any(reader.stored(ckpt, name) for reader in (*_READERS, bnb, gptq_awq, ternary, compressed))
+    return any(reader.stored(ckpt, name) for reader in (*_READERS, bnb, gptq_awq, mlx, ternary, compressed))
 
 
 def _read(
@@ -313,6 +313,8 @@ def _read(
         return bnb.load(ckpt, name, shape, *kind, apart=bnb.threshold(how))
     if gptq_awq.stored(ckpt, name):
         return gptq_awq.load(ckpt, name, shape, *kind, how=how)
+    if mlx.stored(ckpt, name):
+        return mlx.load(ckpt, name, shape, kind, how)
     if ternary.stored(ckpt, name):
         return ternary.load(ckpt, name, shape, *kind, divide=ternary.divides(how))
     found = compressed.load_grid(

@@ -25,7 +25,7 @@ from tokenmill.quant.dense import codes_alone
 _FACTORS = (
     *("weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "_weight_scale", "scales", "SCB"),
     *("weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map", "weight._scale"),
-    *("weight._shift", "scale", "zero", "vals"),
+    *("weight._shift", "scale", "zero", "vals", "biases", "qbiases"),
 )
 _NUMBERS = (*_FACTORS, "lookup_table", "_weight_zero_point")
 """Everything besides codes from which a matrix is made. Floats among it must be numbers."""

@@ -18,7 +18,7 @@ from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
 
 _CUT = ("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point", "qweight", "qzeros",
-        "scales", "bias")  # fmt: skip
+        "scales", "biases", "qbiases", "bias")  # fmt: skip
 _WORDS, _RUN = ("weight_packed", "qweight"), 32
 """Tensors of codes in words, and how many codes fill whole words whatever their bits."""
 _ORDERS = ("g_idx", "weight_g_idx")

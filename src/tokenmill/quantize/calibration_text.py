@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.text_file import read_texts
 
 MOST = 64 << 20
@@ -37,6 +37,15 @@ def lead_and_rest(text: str, encode: Callable[[str], list[int]]) -> tuple[list[i
             break
         count += 1
     return ids[:count], ids[count:]
+
+
+def check_ids(highest: int, vocab: int, model: str = "The model") -> None:
+    """Refuse tokens that a model does not have; highest: the largest id. (A CPU would end with an error of torch, and a
+    GPU be lost.)"""
+    if highest >= vocab:
+        raise ModelError(
+            f"{model} has {vocab} embeddings, and its tokenizer gives id {highest}: they do not belong together."
+        )
 
 
 def check_counts(samples: int, length: int) -> None:

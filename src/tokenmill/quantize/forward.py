@@ -13,6 +13,7 @@ from tokenmill.compute.model import CausalLM
 from tokenmill.device.memory import free_bytes
 from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.kvcache.states import StatePool
+from tokenmill.quantize.calibration_text import check_ids
 
 BLOCK = 16
 BATCH_TOKENS = 4096
@@ -54,6 +55,8 @@ def forward_each(
 ) -> None:
     """The same, but each part's hidden states [n, L, hidden] are given to `take`, with the number of their first
     sequence."""
+    if not x.is_floating_point():
+        check_ids(int(x.max()), model.spec.vocab_size)
     count, length = x.shape[:2]
     size = max(1, BATCH_TOKENS // length)
     layout = make_layout(model.spec.kv_specs, BLOCK, kv_format)

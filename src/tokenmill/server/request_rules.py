@@ -79,6 +79,7 @@ ALIASES: dict[str, Mapping[str, str]] = {
     "kserve.Parameters": {**_OPENAI, "max_completion_tokens": "max_tokens"},
     "llamacpp.CompletionRequest": _LLAMA,
     "llamacpp.InfillRequest": _LLAMA,
+    "llamacpp.EmbeddingRequest": {"input": "content"},
     "scoring.ScoreRequest": {
         **dict.fromkeys(("queries", "query"), "text_1"),
         **dict.fromkeys(("documents", "items"), "text_2"),

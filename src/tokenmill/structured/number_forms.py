@@ -92,9 +92,17 @@ class NumberForms:
         if value.denominator == 1 and abs(value) <= LARGEST:
             return int(value)
         near = float(value) if abs(value) <= LARGEST else inf
-        if near == inf or abs(near) < 1e-9 or Fraction(Decimal(repr(near))) != value:
+        if near == inf or abs(near) < 1e-9 or Fraction(Decimal(repr(near))) != value or not _is_read(near):
             self.refuse("it holds a number that is too large or too long to be compared exactly")
         return near
+
+
+def _is_read(number: float) -> bool:
+    """Does the engine read this very number? It takes the digits as a whole number, which it rounds, and shifts the
+    point, which rounds again: of 17 digits it may make a neighbour."""
+    _, digits, shift = Decimal(repr(abs(number))).as_tuple()
+    whole, power = float(int("".join(map(str, digits)))), float(f"1e{abs(int(shift))}")
+    return (whole * power if int(shift) > 0 else whole / power) == abs(number)
 
 
 def _step_inside(n: Number) -> Number:

@@ -106,7 +106,7 @@ def width(portable: str) -> tuple[int, int | None]:
 
 def read(portable: str) -> Alt:
     """A written expression's parts; there are no anchors among them."""
-    known = _BEYOND.sub(lambda found: f"\\u{{{found[1]}}}", portable.replace(ANY, "[^]"))
+    known = _BEYOND.sub(lambda found: f"\\u{{{found[1]}}}", portable.replace(ANY, r"[\s\S]"))
     return _Parser(known).parse()
 
 
@@ -230,7 +230,7 @@ class _Parser:
     def _counts(self) -> tuple[int, int | None] | None:
         end = self.text.find("}", self.at)
         low, comma, high = self.text[self.at + 1 : end].partition(",")
-        if end >= 0 and not low and comma and _is_count(high):
+        if end >= 0 and not low and comma and (not high or _is_count(high)):
             raise RegexError("{,n} means different things to different readers: write {0,n}")
         if end < 0 or not _is_count(low) or (high and not _is_count(high)):
             return None
@@ -300,6 +300,8 @@ class _Parser:
         negative = self._peek() == "^"
         self.at += negative
         begun = self.at
+        if self._peek() == "]" and "]" in self.text[begun + 1 :]:
+            raise RegexError(r"a ] that begins a class means different things to different readers: write \]")
         found: list[tuple[int, int]] = []
         while self._peek() != "]":
             if _POSIX.match(self.text, self.at):

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cli_helpers import run
+from safetensors.torch import load_file, save_file
 
 from tokenmill.checkpoint.stored import open_store
 from tokenmill.cli.flags import resolve_stored, stored_names
@@ -100,6 +102,25 @@ def test_one_is_made_from_another(place: Path) -> None:
         assert word in run("create", "bad", "-f", str(place / "Bad"), code=2).stderr
     (place / "Fine").write_text("FROM mill")
     assert "comes with this program" in run("create", "demo", "-f", str(place / "Fine"), code=2).stderr
+
+
+def test_an_adapter_of_another_base_is_refused(place: Path, tmp_path: Path) -> None:
+    for hidden in (64, 32):
+        made = make_tiny(tmp_path / f"base-{hidden}", hidden=hidden)
+        tensors = {}
+        for name, weight in load_file(made / "model.safetensors").items():
+            if name.endswith("q_proj.weight"):
+                stem = f"base_model.model.{name.removesuffix('.weight')}"
+                tensors[f"{stem}.lora_A.weight"] = torch.ones(2, weight.shape[1])
+                tensors[f"{stem}.lora_B.weight"] = torch.ones(weight.shape[0], 2)
+        (adapter := tmp_path / f"adapter-{hidden}").mkdir()
+        save_file(tensors, adapter / "adapter_model.safetensors")
+        (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"]}')
+    (tmp_path / "Fits").write_text("FROM base-64\nADAPTER adapter-64")
+    (tmp_path / "Not").write_text("FROM base-64\nADAPTER adapter-32")
+    run("create", "fits", "-f", str(tmp_path / "Fits"))
+    assert "it has another base" in run("create", "not", "-f", str(tmp_path / "Not"), code=2).stderr
+    assert [entry.name for entry in open_store().entries()[0]] == ["fits:latest"]
 
 
 def test_generate_and_chat_take_a_stored_name(place: Path) -> None:

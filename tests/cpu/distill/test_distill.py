@@ -17,6 +17,7 @@ from tokenmill.cli.verbs import app
 from tokenmill.core.config import make_config
 from tokenmill.core.drafting import AllOfThem
 from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.distill.students import MedusaStudent
 from tokenmill.distill.teacher import Teacher
 from tokenmill.distill.texts import cut, read_texts
 from tokenmill.measure.conversations import Reader
@@ -270,3 +271,29 @@ def test_a_copy_that_cannot_learn_is_as_it_was_cut(tmp_path, teacher, monkeypatc
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2 and "out is as it was cut" in " ".join(done.output.split()), done.output
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("name", ["gptj", "cohere"])
+def test_heads_learn_what_the_model_makes_of_their_states(name, tmp_path, teacher):
+    """Its head may have a bias, a scale or a soft cap."""
+    from transformers import AutoModelForCausalLM, CohereConfig, GPTJConfig
+
+    torch.manual_seed(0)
+    config = (
+        GPTJConfig(vocab_size=320, n_embd=64, n_layer=2, n_head=2, n_positions=128, rotary_dim=8)
+        if name == "gptj"
+        else CohereConfig(vocab_size=320, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, logit_scale=0.25)
+    )
+    theirs = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    if name == "gptj":
+        theirs.lm_head.bias.data.normal_()
+    theirs.save_pretrained(tmp_path)
+    shutil.copy(teacher / "teacher" / "tokenizer.json", tmp_path)
+    ours = Teacher(make_config(model=str(tmp_path), device="cpu", dtype="float32"), 2, 32)
+    tokens = torch.randint(0, 320, (2, 32), generator=torch.Generator().manual_seed(1))
+    states = ours.states(tokens, torch.ones_like(tokens, dtype=torch.bool), logits=True)
+    heads = MedusaStudent(ours, heads=1)  # which begins as the model's own head
+    with torch.no_grad():
+        found = heads.logits(states.hidden, heads.words)
+        assert torch.allclose(found, states.logits, atol=1e-4)
+        assert torch.allclose(found, theirs(tokens).logits, atol=2e-3)

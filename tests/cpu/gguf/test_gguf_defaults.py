@@ -126,6 +126,14 @@ def test_every_token_has_a_row() -> None:
         read("llama", {}, **words)
 
 
+def test_the_size_of_a_vocabulary_counts_where_there_are_no_tokens() -> None:
+    words: dict[str, Any] = {"tokenizer.ggml.tokens": [str(i) for i in range(64)]}
+    assert read("llama", {"vocab_size": 99}, **words)["vocab_size"] == 64
+    assert read("llama", {"vocab_size": 64})["vocab_size"] == 64
+    with pytest.raises(ModelError, match=r"vocab_size is 99, and token_embd\.weight has 64 rows"):
+        read("llama", {"vocab_size": 99})
+
+
 def test_granite_rotates_unless_the_file_says_otherwise_and_factors_of_zero_are_none() -> None:
     found = read("granite", {"embedding_scale": 0.0, "residual_scale": 0.5})
     assert (found["embedding_multiplier"], found["residual_multiplier"], found["logits_scaling"]) == (1.0, 0.5, 1.0)

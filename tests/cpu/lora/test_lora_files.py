@@ -66,6 +66,19 @@ def make_folder(folder: Path) -> None:
     (folder / "adapter_config.json").mkdir()
 
 
+ROWS = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+
+
+def _rows(ids: list[int], width: int) -> Callable[[Path], None]:
+    """Rows for these tokens."""
+
+    def change(folder: Path) -> None:
+        say(trainable_token_indices=ids)(folder)
+        hold(**{ROWS: torch.ones(len(ids), width)})(folder)
+
+    return change
+
+
 A, B = f"{Q}.lora_A.weight", f"{Q}.lora_B.weight"
 NAN = torch.full((4, 128), math.nan)
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -124,6 +137,13 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "twice": (hold(**{f"{Q}.lora_A.default.weight": torch.ones(4, 128)}), "is there twice"),
     "a norm": (hold(**{"base_model.model.model.norm.weight": torch.ones(128)}), "is not a matrix"),
+    "tokens that are text": (say(trainable_token_indices=["x"]), "a list of different tokens"),
+    "a token twice": (say(trainable_token_indices={"lm_head": [3, 3]}), "a list of different tokens"),
+    "tokens without rows": (say(trainable_token_indices=[3]), "the file holds no rows"),
+    "rows of unknown tokens": (hold(**{ROWS: torch.ones(1, 128)}), "names 0"),
+    "a token beyond the vocabulary": (_rows([10**6], 128), "has row 1000000 of 128"),
+    "rows of another base": (_rows([3], 96), "has row 3 of 96"),
+    "more tokens than ranks": (_rows(list(range(17)), 128), "has rank 17"),
     "magnitudes nobody asked for": (hold(**{f"{Q}.lora_magnitude_vector": torch.ones(128)}), "does not say use_dora"),
 }  # fmt: skip
 

@@ -22,7 +22,8 @@ from tokenmill.core.config import CacheOptions
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.engine.model_source import find_source
 from tokenmill.measure.perplexity import perplexity
-from tokenmill.measure.quality import Questions, _windows, compare, read_tasks
+from tokenmill.measure.quality import Quality, Questions, _windows, compare, read_tasks
+from tokenmill.measure.quality_picture import draw, short_names
 from tokenmill.quantize import calibration_text
 from tokenmill.quantize.quantize_model import QuantizeJob, quantize_model
 from tokenmill.quantize.recipes import Recipe, complete_recipe
@@ -190,6 +191,24 @@ def test_command(folders: tuple[Path, Path], tmp_path: Path) -> None:
     assert result.exit_code == 0 and "perplexity" in result.output and "few" in result.output
 
 
+def test_names_tell_models_apart() -> None:
+    """Folders of one name show what lies above them, and others only their own."""
+    names = [
+        "demo",
+        "/a/run/one/best",
+        "/a/run/two/best",
+        "org/model.gguf",
+        ".",
+        "b/c/",
+        "x/two/best",
+        "/a/run/two/best",
+    ]
+    shown = ["demo", "one/best", "run/two/best", "model.gguf", ".", "c", "x/two/best", "run/two/best"]
+    assert short_names(names) == shown
+    found = [Quality(name, 9, 2.0, None if not n else 0.1, 1.0, None, None) for n, name in enumerate(names[:3])]
+    assert all(f">{name}<" in draw(found) for name in ("demo", "one/best", "two/best"))
+
+
 @pytest.mark.parametrize("line", ["[]", "{", '{"prompt": "a"}', '{"prompt": "a", "choices": ["x"], "answer": 0}',
                                   '{"prompt": "a", "choices": ["x", "y"], "answer": 2}'])  # fmt: skip
 def test_bad_tasks(line: str, tmp_path: Path) -> None:
@@ -204,3 +223,12 @@ def test_bad_questions(folders: tuple[Path, Path], tmp_path: Path) -> None:
         compare(str(folders[0]), [], Questions("a", speed=False))
     result = CliRunner().invoke(app, ["quality", "a", "--against", "b", "--picture", str(tmp_path / "x.png")])
     assert result.exit_code == 2 and "name a .svg" in result.output
+
+
+def test_a_picture_that_nobody_can_write_is_told_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *given: False)
+    result = CliRunner().invoke(app, ["quality", "demo", "--against", "demo", "--picture", str(tmp_path / "x.svg")])
+    assert result.exit_code == 2 and "nothing can be made in" in " ".join(result.output.split())
+    assert "perplexity" not in result.output

@@ -89,7 +89,9 @@ def test_the_command_takes_ranks_stages_and_experts(tmp_path):
     assert (found["ranks"], found["stages"], found["devices"]) == (2, 2, 4)
     assert min(found["traffic"].values()) > 0 and set(found["points"][0]["bubbles"]) == {"prompt", "decode"}
     shown = " ".join(CliRunner().invoke(app, call).output.split())
-    assert "on each of 4 devices" in shown and "Each rank sends per token" in shown
+    assert "on each of 4 devices" in shown and "Each rank sends per token" in shown and "at 450 GB/s" in shown
+    cores = ["plan", dense, "--device", "epyc-9654", "--load-format", "dummy", "--tp", "2"]
+    assert "which counts as no time" in " ".join(CliRunner().invoke(app, cores).output.split())
     for model, more, said in (
         (dense, ["--ep", "--tp", "2"], "no experts"),
         (dense, ["--pp", "33"], "33 stages"),

@@ -298,6 +298,16 @@ def two_of_four(dtype: torch.dtype) -> Made:
                             "sparsity_config": {"format": "sparse-24-bitmask"}}  # fmt: skip
 
 
+def mlx(bits: int, group: int = GROUP, offsets: str = "biases") -> Made:
+    codes, zeros, scales = numbers(bits, IN // group)
+    less = (-(zeros + 0.3) * scales.float()).half()
+    tensors = {"weight": words_by_bit(codes, bits).view(torch.uint32), "scales": scales, offsets: less}
+    wide = [t.double().repeat_interleave(group, 1) for t in (scales, less)]
+    named = {"bits": bits, "group_size": group, "mode": "affine"}
+    config = {"quant_method": "mlx", "bits": 4, "group_size": 64, "w": named, "w.another": False}
+    return tensors, (codes.double() * wide[0] + wide[1]).float(), config
+
+
 def block_fp8(*, powers: bool) -> Made:
     data = torch.randn(256, 384, generator=torch.Generator().manual_seed(2)).to(torch.float8_e4m3fn)
     scales = torch.exp2(torch.randint(-6, 3, (2, 3)).float()) if powers else torch.rand(2, 3) + 0.5
@@ -334,6 +344,9 @@ FORMS: dict[str, tuple[Callable[[], Made], float, float]] = {
     "torchao 8": (lambda: torchao(8, zero=False, whole=True), 1e-6, 1e-6),
     "torchao pairs": (torchao_pairs, 1e-6, 4e-3),
     "torchao float8": (torchao_float8, 1e-6, 1e-6),
+    **{f"mlx {bits}": (partial(mlx, bits), 1e-6, 2e-3) for bits in (2, 3, 4, 5, 6, 8)},
+    **{f"mlx 4 by {group}": (partial(mlx, 4, group), 1e-6, 2e-3) for group in (32, 128)},
+    "metal 4": (lambda: mlx(4, offsets="qbiases"), 1e-6, 2e-3),
     **{f"squeezellm {bits}": (partial(squeezed, bits), 1e-6, 6e-3) for bits in (3, 4)},
     "squeezellm dense": (lambda: squeezed(sparse=False), 1e-6, 6e-3),
     "2:4": (lambda: two_of_four(torch.float32), 1e-6, 1e-6),

@@ -1,4 +1,4 @@
-"""Files that bitsandbytes and torchao wrote: what they mean here is what these tools compute with them."""
+"""Files that bitsandbytes, MLX and torchao wrote: what they mean here is what these tools compute with them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class File:
 def test_all_files_are_there() -> None:
     assert sorted(FILES) == [
         "bitsandbytes-fp4", "bitsandbytes-fp4-double", "bitsandbytes-int8", "bitsandbytes-nf4",
-        "bitsandbytes-nf4-double", "torchao-8da4w", "torchao-fp8", "torchao-int4", "torchao-int8"]  # fmt: skip
+        "bitsandbytes-nf4-double", *(f"mlx-{bits}" for bits in (2, 3, 4, 5, 6, 8)), "torchao-8da4w", "torchao-fp8",
+        "torchao-int4", "torchao-int8"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(FILES))

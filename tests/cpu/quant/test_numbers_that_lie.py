@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -225,9 +226,20 @@ def test_what_config_says_counts_wherever_it_lies(key: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("key", ["quantization", "quantization_config"])
-def test_files_of_mlx_are_refused_by_name(key: str) -> None:
-    with pytest.raises(ModelError, match="quantised with 'mlx', which is not supported"):
-        check_config({key: {"group_size": 64, "bits": 4}})
+def test_files_of_mlx_do_not_say_so(key: str, tmp_path: Path) -> None:
+    """Their settings do, wherever they lie. Modes other than affine, and other sizes, are refused."""
+
+    def found(**said: object) -> Mapping[str, object]:
+        (tmp_path / "config.json").write_text(json.dumps({key: said}))
+        config = read_config(tmp_path)
+        assert set(config) == {"quantization_config"}, "other keys would be told to be unknown"
+        check_stored(config, "mlx", "here", gguf=False)
+        return check_config(config)
+
+    assert found(group_size=64, bits=4, lm_head={"group_size": 32, "bits": 6}, a=False)["quant_method"] == "mlx"
+    for odd in ({"mode": "mxfp4"}, {"bits": 7}, {"group_size": 16}, {"bits": True}, {"a": {"bits": [4]}}):
+        with pytest.raises(ModelError, match=r"quantised with 'mlx' as .* is not supported"):
+            found(**{"group_size": 64, "bits": 4, **odd})
     assert check_config({"quantization": {"quant_algo": "FP8"}}) == {}
 
 

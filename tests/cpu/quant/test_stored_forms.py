@@ -35,6 +35,7 @@ from stored_forms_helpers import (
     four_bit_floats,
     gptq,
     hqq,
+    mlx,
     packed_integers,
     quanto,
     read,
@@ -51,7 +52,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.kernels import ReferenceKernels, make_kernels
 from tokenmill.quant import bits as packed
 from tokenmill.quant.at_load import settle_all
-from tokenmill.quant.detect import check_config
+from tokenmill.quant.detect import WeightRequest, check_config, load_weight
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
@@ -171,6 +172,15 @@ LIES: dict[str, tuple[Callable[[], Made], str, Any, str]] = {
     "torchao pair zero type": (torchao_pairs, "_weight_zero_point", lambda t: t.int(), "do not"),
     "torchao tiles": (torchao_pairs, "_weight_scale_and_zero", torch.zeros(1), "scale_and_zero"),
     "torchao act": (torchao_pairs, "_weight_act_pre_scale", torch.zeros(1), "act_pre_scale"),
+    "mlx words": (lambda: mlx(4), "weight", lambda t: t.view(torch.int32), "must hold uint32"),
+    "mlx columns": (lambda: mlx(4), "weight", lambda t: t[:, :-1], "do not fit"),
+    "mlx bits": (lambda: mlx(4), "weight", lambda t: t[:, ::2], "holds 2 bits in groups of 64: config.json says"),
+    "mlx groups": (lambda: mlx(4), "scales", lambda t: t[:, ::2], "do not fit"),
+    "mlx scale type": (lambda: mlx(4), "scales", lambda t: t.int(), "must hold floats"),
+    "mlx without scales": (lambda: mlx(4), "scales", None, "no tensor 'w.scales'"),
+    "mlx without offsets": (lambda: mlx(4), "biases", None, "no tensor 'w.biases'"),
+    "mlx infinite": (lambda: mlx(4), "biases", lambda t: t * float("inf"), "infinities or NaN"),
+    "mlx twice": (lambda: mlx(4), "qbiases", torch.ones(OUT, 4), "'w.qbiases' lies beside"),
     "table rows": (squeezed, "lookup_table", lambda t: t[:-1], "does not fit"),
     "table width": (squeezed, "lookup_table", lambda t: t[:, :9], "does not fit"),
     "table type": (squeezed, "lookup_table", lambda t: t.int(), "must hold floats"),
@@ -384,3 +394,27 @@ def test_what_says_how_to_read_must_be_a_number(name: str, part: str, value: Ten
     tensors, _, config = FORMS[name][0]()
     with pytest.raises(ModelError, match=said):
         read({**tensors, part: value}, config)
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [("gate_proj", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")])
+def test_experts_of_mlx_lie_in_one_tensor(mine: str, theirs: str) -> None:
+    made = [mlx(4), mlx(4, offsets="biases")]
+    made[1][0]["weight"] = made[1][0]["weight"].view(torch.int32).bitwise_not().view(torch.uint32)
+    named = {f"m.switch_mlp.{theirs}.{part}": torch.stack([one[0][part] for one in made]) for part in made[0][0]}
+    ckpt, how = Strict(named), check_config({"quantization_config": made[0][2]})
+
+    def found(name: str, shape: tuple[int, int] = (OUT, IN), share: Any = None) -> Tensor:
+        request = WeightRequest(name, shape, share=share)
+        return load_weight(ckpt, request, torch.float32, torch.device("cpu"), None, how).dense()
+
+    for number, (tensors, _, config) in enumerate(made):
+        alone = read(tensors, config).dense()
+        assert torch.equal(found(f"m.experts.{number}.{mine}"), alone)
+        assert torch.equal(found(f"m.experts.{number}.{mine}", share=(1, 1, 2)), alone[:, IN // 2 :])
+        assert torch.equal(found(f"m.experts.{number}.{mine}", share=(0, 1, 2)), alone[OUT // 2 :])
+    with pytest.raises(ModelError, match=r"has no expert 2\."):
+        found(f"m.experts.2.{mine}")
+    with pytest.raises(ModelError, match="do not fit"):
+        found(f"m.experts.1.{mine}", (OUT, IN + 64))
+    with pytest.raises(ModelError, match="has no tensor"):
+        found("m.experts.1.other")

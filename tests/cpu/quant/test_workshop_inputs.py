@@ -32,6 +32,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_tiny(folder / "uneven", hidden=30, heads=5, kv_heads=5, architecture="llama")
     make_tiny(folder / "narrow", hidden=32, heads=2, kv_heads=1, layers=1)
     make_tiny(folder / "odder", hidden=40, heads=5, kv_heads=5, architecture="llama")
+    shutil.copytree(folder / "tiny", folder / "foreign")
+    small = make_tiny(folder / "small", hidden=64, layers=4, vocab=260)
+    for name in ("config.json", "model.safetensors"):  # a tokenizer of a larger model
+        shutil.copy(small / name, folder / "foreign")
     (folder / "text.txt").write_text(TEXT)
     (folder / "word.txt").write_text("a")
     (folder / "nothing.txt").write_text(" \n")
@@ -109,6 +113,16 @@ REFUSED = {
                            "--perplexity: the text is too short"),
     "a word to calibrate on": ((*QUANTIZE, "--method", "gptq", "--calibration", "{place}/word.txt"),
                                "--calibration: the text has"),
+    **{f"another model's tokenizer: {verb}": (words, "foreign has 260 embeddings, and its tokenizer gives id")
+       for verb, words in {
+           "distill": ("distill", "{place}/foreign", "{target}", "--data", "{place}/text.txt", *SHORT),
+           "quality": ("quality", "{place}/foreign", "--against", "{place}/foreign", "--text", "{place}/text.txt"),
+           "perplexity": ("quantize", "{place}/foreign", "{target}", "--perplexity", "{place}/text.txt"),
+       }.items()},
+    **{f"another model's tokenizer: {' '.join(words)}": (
+        (words[0], "{place}/foreign", "{target}", *words[1:], *FEW), "has 260 embeddings, and its tokenizer gives id")
+       for words in (("quantize", "--method", "gptq"), ("quantize", "--method", "rtn", "--kv-scales"),
+                     ("quantize", "--method", "rtn", "--bits", "4.5"), ("prune", "--channels", "0.3"))},
     "lines without text": ((*QUANTIZE, "--method", "gptq", "--calibration", "{place}/odd.jsonl"),
                            'odd.jsonl, line 2: needs a string under "text" or "prompt"'),
     "no layers": ((*PRUNE, "--layers", "-1"), "--layers -1: use a positive number"),

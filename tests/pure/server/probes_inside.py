@@ -347,7 +347,7 @@ INSIDE: dict[str, dict[str, Bodies]] = {
         "thinking": _ollama(SAID, {**SAID, "thinking": "hm"}),
         "tool_calls": _ollama(SAID, {**SAID, "tool_calls": [OLLAMA_CALL]}),
         "tool_name": _ollama(USER, {**USER, "tool_name": "look"}),
-        "tool_call_id": _ollama(USER, {**USER, "tool_call_id": "c1"}),
+        "tool_call_id": _ollama({**USER, "role": "tool"}, {**USER, "role": "tool", "tool_call_id": "c1"}),
     },
     "ollama.StoredMessage": {
         name: (

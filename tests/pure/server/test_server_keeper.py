@@ -275,6 +275,18 @@ async def test_an_engine_that_stops_while_it_starts_is_noticed(start: Starter, m
     await until(lambda: served.fake.fleet.health() is None)
 
 
+def test_who_is_stopped_again_and_again_but_works_in_between_is_slow() -> None:
+    engine = EngineRecord(0)
+    for n in range(3):
+        engine.look(Vitals(float(n), 0, stopped=True), 0.02)
+        since, engine.stopped_since = engine.stopped_since, 1.0
+        assert since is not None and since > 1.0
+    engine.look(Vitals(2.001, 0, stopped=True), 0.02)  # stopped for good
+    assert engine.stopped_since == 1.0
+    engine.look(Vitals(2.002, 0, stopped=False), 0.02)
+    assert engine.stopped_since is None
+
+
 PARENT = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "while True: pass"])

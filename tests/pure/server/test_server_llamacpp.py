@@ -143,6 +143,9 @@ async def test_what_a_server_tells_about_itself(start: Starter) -> None:
     assert prompt.endswith("<|im_start|>assistant\n") and "Hi" in prompt
     vectors = (await served.post("/embedding", {"content": ["a", "b"]})).json()
     assert [each["index"] for each in vectors] == [0, 1] and len(vectors[0]["embedding"][0]) > 1
+    assert (await served.post("/embeddings", {"input": ["a", "b"], "embd_normalize": 2})).json() == vectors
+    refused = (await served.post("/embeddings", {"input": "a", "embd_normalize": -1})).json()["error"]
+    assert refused["param"] == "embd_normalize" and "length one" in refused["message"]
 
 
 async def test_slots_are_the_rows_of_all_engines_of_the_model(start: Starter) -> None:

@@ -17,7 +17,8 @@ from tests.pure.server.conftest import Served, Starter, until
 from tokenmill.checkpoint.gguf_write import write_gguf
 from tokenmill.checkpoint.pull import Progress, pull_local
 from tokenmill.checkpoint.stored import open_store
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.request import SamplingParams
 from tokenmill.server.context import RequestLimits
 from tokenmill.server.errors import HttpError
@@ -67,6 +68,7 @@ async def served(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "model.safetensors").write_bytes(b"x")
     (tmp_path / "models" / "way-out").symlink_to(tmp_path / "secret")
+    monkeypatch.setattr("tokenmill.server.ollama.create.check_fit", lambda config, adapter: None)  # it imports torch
     return await start(allow_model_changes=True, model_folder=str(tmp_path / "models"))
 
 
@@ -234,6 +236,9 @@ async def test_hostile_names_say_nothing_of_this_machine(served: Served) -> None
                        "copy": {"source": "weights", "destination": "fake"}}.items():  # fmt: skip
         answer = await served.post(f"/api/{path}", body)
         assert answer.status_code == 400 and "started with a model 'fake'" in answer.json()["error"]
+    for path, body in {"delete": {"model": "fake"}, "copy": {"source": "other", "destination": "x"}}.items():
+        answer = await served.post(f"/api/{path}", body)
+        assert answer.status_code == 400 and "it is not stored, and stays" in answer.json()["error"]
     assert open_store().entries() == ([], [])
 
 
@@ -293,6 +298,25 @@ async def test_an_adapter_without_weights_is_refused(
     assert answer.status_code == 400 and word in answer.json()["error"]
     (folder / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     assert (await served.post("/api/create", body)).status_code == 200
+
+
+async def test_an_adapter_that_does_not_fit_is_refused(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "models" / "side").mkdir()
+    (folder / "adapter_config.json").write_text('{"r": 4}')
+    (folder / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+
+    def refuse(config: EngineConfig, adapter: Path) -> None:
+        assert config.model.model == str(tmp_path / "models" / "weights") and adapter == folder
+        raise ModelError(f"{adapter}: it has another base.")
+
+    monkeypatch.setattr("tokenmill.server.ollama.create.check_fit", refuse)
+    for stream in (False, True):
+        body = {"model": "both", "modelfile": "FROM weights\nADAPTER side", "stream": stream}
+        answer = await served.post("/api/create", body)
+        assert answer.status_code == 400 and answer.json() == {"error": "side: it has another base."}
+    assert "both:latest" not in await names(served)
 
 
 async def test_no_two_models_share_a_name(served: Served, tmp_path: Path) -> None:

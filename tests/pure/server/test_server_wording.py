@@ -60,7 +60,7 @@ SAID = [
     (RESPONSES, {"input": "a", "conversation": {}}, "conversation.id: Field required."),
     (CHAT, {"n": 0}, " (and 1 more)."),
     ("/v1/embeddings", {"messages": HELLO}, "messages is not supported in this version: a vector is that of a text"),
-    # What only the assistant has would be read as nothing from others.
+    # What only the assistant or a tool has would be read as nothing from others.
     *(
         (
             CHAT,
@@ -71,6 +71,8 @@ SAID = [
             ("user", {"tool_calls": CALLED}),
             ("tool", {"reasoning": "b"}),
             ("system", {"reasoning_content": "b"}),
+            ("user", {"tool_call_id": "b"}),
+            ("assistant", {"tool_call_id": "b"}),
         )
     ),
     (CHAT, {"messages": [{"role": "user", "content": [THOUGHT, {"type": "text", "text": "a"}]}]}, "thinking has no"),

@@ -146,6 +146,7 @@ def test_opposites_hold_for_every_reader(given):
         *(("(?=a)", "look-around"), ("(?<!a)b", "look-around"), ("(?i)a", "inline flags"), ("(?-i:a)", "inline flags")),
         *(("(?P=x)", "back-references"), ("(a)\\1", "back-references"), ("(?>a)", "atomic"), ("a++", "possessive")),
         *(("[[:alpha:]]+", "different readers"), ("[^a[:^digit:]]", "different readers")),
+        *(("[^]]+", "different readers"), ("[]a]", "different readers"), ("a{,}", "different readers")),
         *(("\\p{L}", "Unicode properties"), ("\\P{L}", "Unicode properties"), ("(?#a)", "comments")),
         *((f"a{first}{{2}}", "quantifier follows") for first in ("*", "+", "?", "{2}", "{2,}", "{1,3}?", "{1}")),
         *((f"{before}{{2}}", "repeats nothing") for before in ("", "a|", "(", "(?:", "b(?:c|")),

@@ -98,15 +98,20 @@ class EngineRecord:
 
     def look(self, vitals: Vitals | None, least_s: float) -> None:
         """Note what its process has done since the last call. Work below `least_s` counts as none, and so does a system
-        that shows nothing."""
+        that shows nothing. A process that is stopped now but has worked since (cpulimit stops one ten times a second)
+        counts as stopped from now on."""
         self.visible = vitals is not None
         if vitals is None:
             self.moved = 0.0
             return
-        if vitals.worked_s - self.worked_s > least_s or vitals.read_bytes != self.read_bytes:
+        worked = vitals.worked_s - self.worked_s > least_s
+        if worked or vitals.read_bytes != self.read_bytes:
             self.moved = time.monotonic()
         self.worked_s, self.read_bytes = vitals.worked_s, vitals.read_bytes
-        self.stopped_since = (self.stopped_since or time.monotonic()) if vitals.stopped else None
+        if worked or not vitals.stopped:
+            self.stopped_since = None
+        if vitals.stopped:
+            self.stopped_since = self.stopped_since or time.monotonic()
 
     def forgive(self, seconds: float) -> None:
         """Do not count these seconds, in which no engine could be heard."""

@@ -180,6 +180,10 @@ REFUSED: dict[str, Refusals] = {
         **_refuse("use truncate_prompt_tokens", "truncate"),
         **_loud("vectors have length one", normalize=(True,), normalized=(True,)),
     },
+    "llamacpp.EmbeddingRequest": {
+        **_loud("vectors have length one", embd_normalize=(2,)),
+        **_refuse("/v1/embeddings has it", "dimensions", encoding_format=("float",)),
+    },
     "openai.TokenizeRequest": {
         **_refuse("the server's template is used", "chat_template", "documents"),
         **_refuse("use chat_template_kwargs", "reasoning_effort"),

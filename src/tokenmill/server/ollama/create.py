@@ -22,10 +22,12 @@ from tokenmill.checkpoint.modelfile import Modelfile, ModelfileError, write_mode
 from tokenmill.checkpoint.modelfile_parameters import check_parameters, read_written, written
 from tokenmill.checkpoint.pull import Progress, Tell, describe_source, measured, pull_hub
 from tokenmill.checkpoint.store import Store
-from tokenmill.checkpoint.stored import DEMO, location, rank_of
+from tokenmill.checkpoint.stored import DEMO, as_stored, location, rank_of
 from tokenmill.checkpoint.stored_names import LATEST, full_name, may_be_name
+from tokenmill.core.config import make_config
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.demo import demo_dir
+from tokenmill.measure.adapter_fit import check_fit
 from tokenmill.server.ollama.stated_context import check_context
 from tokenmill.text.chat_template import check_template
 from tokenmill.text.codec import Tokenizer
@@ -94,7 +96,11 @@ def create(store: Store, recipe: ModelRecipe, reach: Reach, tell: Tell) -> Entry
         check_template(to_jinja_or_own(recipe.template), "TEMPLATE", "template")  # before anything is downloaded
     base = _base(store, recipe, reach, tell)
     check_context(Path(location(store, base.source)[0]), {**base.parameters, **parameters})
-    adapter = _adapter(store, recipe, reach) or base.adapter
+    adapter = _adapter(store, recipe, reach)
+    if adapter is not None:
+        options = as_stored(store, Entry(full, base.source, base.parameters, adapter=adapter)).options
+        check_fit(make_config(**options), Path(location(store, adapter)[0]))
+    adapter = adapter or base.adapter
     words = base.words
     if recipe.template is not None:
         jinja = _framed(store, base.source, recipe.template) if recipe.template else ""

@@ -29,7 +29,7 @@ from tokenmill.core.files import read_object
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
 from tokenmill.server.ollama.answers import moment
-from tokenmill.server.ollama.create import ModelRecipe, Reach, copy_model, create, from_modelfile, modelfile_of
+from tokenmill.server.ollama.create import ModelRecipe, Reach, copy_model, create, from_modelfile, is_demo, modelfile_of
 from tokenmill.server.ollama.schemas import CopyRequest, CreateRequest, DeleteRequest, PullRequest, Streaming
 from tokenmill.server.ollama.store_changes import Changes, Work, in_thread
 from tokenmill.server.ollama.stored_files import MAX_CONFIG, StoredFiles, read_stored, text_of_header
@@ -64,6 +64,8 @@ def add_model_routes(app: FastAPI, context: Context, changes: Changes) -> None:
         store = changes.check(request)
         body = await read_body(context, request, CopyRequest)
         changes.check_free(body.destination)
+        if not is_demo(body.source):
+            changes.check_known(body.source)
         await in_thread(lambda: copy_model(store, body.source, body.destination))
         await changes.sync()
         return Response(b"", 200)
@@ -72,6 +74,7 @@ def add_model_routes(app: FastAPI, context: Context, changes: Changes) -> None:
         """Delete a stored model."""
         store = changes.check(request)
         body = await read_body(context, request, DeleteRequest)
+        changes.check_known(body.named())
         await in_thread(partial(_delete, store, body.named()))
         await changes.sync()
         return Response(b"", 200)

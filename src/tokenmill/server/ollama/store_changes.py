@@ -80,11 +80,21 @@ class Changes:
 
     def check_free(self, name: str) -> None:
         """Refuse the name of a model that the server was started with."""
-        short, models = short_name(full_name(name)), self.context.shared.models
-        own = [each for each in models.entries.values() if not each.spec.stored]
-        taken = {short_name(given).lower() for each in own for given in (*each.spec.names, *each.book.by_name)}
-        if short.lower() in taken or short in models.coming:
+        short = short_name(full_name(name))
+        if self._started_with(short) or short in self.context.shared.models.coming:
             raise HttpError(400, f"The server was started with a model {short!r}: choose another name.", param="model")
+
+    def check_known(self, name: str) -> None:
+        """Refuse to copy or delete a model that the server was started with: it is in the lists, but not stored."""
+        short = short_name(full_name(name))
+        if self._started_with(short) and self.store.find(short) is None:
+            why = "is a model that the server was started with: it is not stored, and stays as it is."
+            raise HttpError(400, f"{short!r} {why}", param="model")
+
+    def _started_with(self, short: str) -> bool:
+        own = [each for each in self.context.shared.models.entries.values() if not each.spec.stored]
+        taken = {short_name(given).lower() for each in own for given in (*each.spec.names, *each.book.by_name)}
+        return short.lower() in taken
 
     def stored(self, name: str) -> StoredModel | None:
         """The stored model behind a name in a request."""

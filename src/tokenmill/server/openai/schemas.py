@@ -204,14 +204,21 @@ class Message(BaseModel):
         thinks = any(not isinstance(part, str) and part.type == "thinking" for part in parts)
         name = next((name for name in _OF_THE_MODEL if getattr(self, name)), "thinking" if thinks else None)
         if name is not None and self.role in _NEVER_THE_MODEL:
-            text = "{name} has no effect in a message of the role {role}: only the assistant has it"
-            raise PydanticCustomError("role", text, {"name": name, "role": self.role})
+            raise _misplaced(name, self.role, "the assistant")
+        if self.tool_call_id and self.role in _NEVER_A_RESULT:
+            raise _misplaced("tool_call_id", self.role, "a tool's result")
         return self
+
+
+def _misplaced(name: str, role: str, whose: str) -> PydanticCustomError:
+    text = "{name} has no effect in a message of the role {role}: only {whose} has it"
+    return PydanticCustomError("role", text, {"name": name, "role": role, "whose": whose})
 
 
 _OF_THE_MODEL = ("tool_calls", "reasoning", "reasoning_content")
 _NEVER_THE_MODEL = ("system", "developer", "user", "tool", "function")
-"""A model's own names for roles are not among them."""
+_NEVER_A_RESULT = ("system", "developer", "user", "assistant")
+"""A model's own names for roles are in neither."""
 
 
 class FunctionDefinition(BaseModel):
