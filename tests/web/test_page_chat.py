@@ -374,6 +374,7 @@ def test_tool_calls_are_shown_and_answered(serve: Servers, tab: Tabs) -> None:
     page.route("**/v1/chat/completions", lambda r: r.fulfill(body=answers.pop(0), content_type="text/event-stream"))
     say(page, "Weather?")
     page.get_by_text("calls weather").wait_for()
+    page.locator(".call pre").get_by_text("Nantes").wait_for()  # arguments come behind the name
     assert json.loads(page.locator(".call pre").inner_text()) == {"city": "Nantes"}
     page.get_by_label("Result").fill("rain")
     shoot(page, "tools")

@@ -88,6 +88,8 @@ def unweave(heads: int, rows: int) -> Tensor:
 class GgufCheckpoint(WholeTensors):
     """A Checkpoint over GGUF files. `blocks` gives quantised matrices as they lie in the file."""
 
+    where: Path
+
     def __init__(
         self, path: Path, table: Mapping[str, TensorSource | Joined | Given], files: Mapping[str, GgufFile]
     ) -> None:

@@ -92,6 +92,8 @@ def _whole(file: BinaryIO, size: int) -> bytearray:
 class SafetensorsCheckpoint(WholeTensors):
     """A folder's safetensors files as one Checkpoint."""
 
+    where: Path
+
     def __init__(
         self, where: Path, files: Sequence[Path], index: Mapping[str, Path] | None = None, *, copied: bool = False
     ) -> None:

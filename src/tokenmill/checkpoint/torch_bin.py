@@ -65,6 +65,8 @@ def _load(path: Path) -> dict[str, Tensor]:
 class TorchBinCheckpoint(WholeTensors):
     """A folder's .bin files as one Checkpoint."""
 
+    where: Path
+
     def __init__(self, where: Path, files: Sequence[Path], index: Mapping[str, Path] | None = None) -> None:
         self.where = where
         loaded = {path: _load(path) for path in files}

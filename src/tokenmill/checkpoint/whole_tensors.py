@@ -1,5 +1,5 @@
-"""What checkpoints share whose whole tensors cost little, as they are maps of files. Owns: cutting parts out of them.
-Must not know: file formats.
+"""What checkpoints share whose whole tensors cost little, as they are maps of files, or are made as a whole. Owns:
+cutting parts out of them. Must not know: file formats.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from tokenmill.core.errors import ModelError
 
 
 class WholeTensors(ABC):
-    """A checkpoint whose parts are views of whole tensors. where: the file or folder that errors name."""
+    """A checkpoint whose parts are views of whole tensors. where: the file or folder that errors name, if there is
+    one."""
 
-    where: Path
+    where: Path | None = None
 
     @abstractmethod
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -34,8 +35,8 @@ class WholeTensors(ABC):
         """start:stop of one dimension. Of a mapped file only that part is read, when it is used."""
         whole = self.tensor(name, shape, dtype)
         if not 0 <= dim < whole.ndim or not 0 <= start <= stop <= whole.shape[dim]:
+            where = "" if self.where is None else f"{self.where}: "
             raise ModelError(
-                f"{self.where}: tensor {name!r} of shape {list(whole.shape)} has no part {start}:{stop} "
-                f"in dimension {dim}"
+                f"{where}tensor {name!r} of shape {list(whole.shape)} has no part {start}:{stop} in dimension {dim}"
             )
         return whole.narrow(dim, start, stop - start)

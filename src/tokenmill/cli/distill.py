@@ -23,6 +23,7 @@ from tokenmill.core.text_file import check_file
 
 if TYPE_CHECKING:
     from tokenmill import LLM
+    from tokenmill.core.config import EngineConfig
     from tokenmill.distill.train import TrainProgress
 
 Kind = Literal["draft", "medusa", "eagle3"]
@@ -72,7 +73,6 @@ def distill(  # noqa: PLR0913
     look_for(model)
     check_file(data, "--data")
     with show_waiting("Loading"):
-        from tokenmill.core.config import make_config
         from tokenmill.device.memory import pick_device
         from tokenmill.distill.students import DraftStudent, Eagle3Student, MedusaStudent, Student, first_weights
         from tokenmill.distill.teacher import Teacher
@@ -82,11 +82,11 @@ def distill(  # noqa: PLR0913
     if resume:
         _check_own(model, target, STATE)
     texts = read_texts(data)
+    config = _config(model, device, length)
     with sole_writer(target):
         pieces, prompts = (
             _answer(model, device, texts, answers, target / "answers.jsonl", resume=resume) if answers else (None, [])
         )
-        config = make_config(model=model, device=device)
         with show_waiting("Loading the model"):
             teacher = Teacher(config, batch, length, taps=3 if kind == "eagle3" else 0)
             tokenizer = teacher.source.tokenizer()
@@ -110,6 +110,17 @@ def distill(  # noqa: PLR0913
     typer.echo(f"drafts that are right on held-out text, by place: {percent(right)}")
     spec: dict[str, Any] = {"method": METHODS[kind], "model": str(target)}
     typer.echo(f"tokenmill serve {model} --speculative-config '{json.dumps(spec)}'")
+
+
+def _config(model: str, device: str, length: int) -> EngineConfig:
+    """The teacher's configuration; refuses lines that are too long for it."""
+    from tokenmill.core.config import make_config
+    from tokenmill.distill.teacher import check_length
+    from tokenmill.engine.loading import find_model
+
+    config = make_config(model=model, device=device)
+    check_length(find_model(config), length, "--length")
+    return config
 
 
 def _check_own(model: str, target: Path, state: str) -> None:

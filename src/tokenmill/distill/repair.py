@@ -19,7 +19,7 @@ from tokenmill.core.config import make_config
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.distill.cutting import FAMILIES, last_norm, layer_tensors, shape_of
 from tokenmill.distill.students import DraftStudent
-from tokenmill.distill.teacher import Teacher
+from tokenmill.distill.teacher import Teacher, check_length
 from tokenmill.distill.texts import Lines, cut, encode_all
 from tokenmill.distill.train import Course, TrainProgress, train
 from tokenmill.engine.model_source import ModelSource
@@ -60,6 +60,7 @@ def check(raw: dict[str, Any]) -> None:
 def lines_of(source: ModelSource, texts: list[str], length: int) -> tuple[Lines, Lines]:
     """Lines of `length` tokens to learn from and to be judged by, as the model in `source` reads the texts. Too few are
     refused."""
+    check_length(source, length, "--line")
     tokenizer = source.tokenizer()
     pieces = encode_all(texts, lambda text: tokenizer.encode(text, add_special_tokens=False), list(tokenizer.eos_ids))
     return cut(pieces, length, flags=("--repair", "--line"))

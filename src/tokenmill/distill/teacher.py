@@ -26,7 +26,7 @@ from tokenmill.engine.model_source import ModelSource
 from tokenmill.kernels import make_kernels
 from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.models.decoder import Decoder
-from tokenmill.models.registry import build_model
+from tokenmill.models.registry import build_model, context_of
 from tokenmill.quantize.calibration_text import check_ids
 from tokenmill.runner.batch import make_batch
 from tokenmill.runner.rows import Rows
@@ -180,6 +180,14 @@ class Teacher:
             return None
         assert ctx.taps is not None
         return torch.cat([ctx.taps[tap].float() for tap in self.taps], -1)
+
+
+def check_length(source: ModelSource, length: int, flag: str) -> None:
+    """Refuse lines that are longer than anything the model was made for: what it says of them teaches nothing. flag:
+    what named the length."""
+    context = context_of(source.config())
+    if length > context:
+        raise ParameterError(f"{flag} {length}: the context of {source.path} is {context} tokens; name no more.")
 
 
 def tap_layers(count: int) -> tuple[int, ...]:

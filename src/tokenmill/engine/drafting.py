@@ -61,7 +61,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
 def read_speculation(options: SpeculateOptions) -> Speculation | None:
     """None: no drafts."""
     spec = options.speculative_config
-    if not spec:
+    if spec is None or spec == {}:
         return None
     if not isinstance(spec, dict):
         raise _refuse('it must be an object, like {"method": "ngram"}')

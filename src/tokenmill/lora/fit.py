@@ -208,11 +208,8 @@ class Fitter:
         squares = torch.zeros(len(up))
         for at in range(0, place.source.shape[0], _SLICE):
             some = down[:, at : at + _SLICE]
-            squares += (
-                (self._table_rows(module, place, torch.arange(at, at + some.shape[1])) + some.t() @ up.t())
-                .square()
-                .sum(0)
-            )
+            rows = self._table_rows(module, place, torch.arange(at, at + some.shape[1]))
+            squares += (rows + some.t() @ up.t()).square().sum(0)
         return squares.sqrt()
 
     def _table_rows(self, module: str, place: SitePart, ids: Tensor) -> Tensor:

@@ -70,9 +70,8 @@ def find_fit(config: EngineConfig, adapter: Path) -> Found:
     from tokenmill.engine import loading
     from tokenmill.lora.sites import Sites
     from tokenmill.lora.store import fitted
-    from tokenmill.measure.counting import CountingGroup, CountingKernels
-    from tokenmill.measure.shape_checkpoint import META, ShapeCheckpoint
-    from tokenmill.models.registry import build_model, is_elsewhere
+    from tokenmill.measure.counting import CountingKernels, build_on_shapes
+    from tokenmill.models.registry import is_elsewhere
 
     try:
         device = pick_device(config.execute.device)
@@ -85,16 +84,8 @@ def find_fit(config: EngineConfig, adapter: Path) -> Found:
         kernels = CountingKernels("cpu" if device == "cpu" else "gpu")
         checkpoint = source.checkpoint(config.model.load_format, seed=0, device="cpu")
         with contextlib.closing(checkpoint), torch.no_grad():
-            build_model(
-                raw,
-                ShapeCheckpoint(checkpoint),
-                dtype=dtype,
-                device=META,
-                kernels=kernels,
-                quantization=config.model.quantization,
-                group=CountingGroup(1, kernels),
-                adapters=sites,
-            )
+            how = config.model.quantization
+            build_on_shapes(raw, kernels, checkpoint, dtype=dtype, quantization=how, adapters=sites)
     except Exception as error:  # the load says it better
         return Found(unknown=f"{type(error).__name__}: {error}")
     try:

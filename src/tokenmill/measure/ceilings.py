@@ -7,9 +7,10 @@ Must not know: models. On a GPU work is queued several times before it is waited
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,13 +112,17 @@ def link(here: str, there: str | None = None) -> dict[str, float] | None:
 def read_measured(found: Mapping[str, Any], source: str) -> Device:
     """A device made from the result of `measure`."""
     try:
+        if odd := next((number for number in _numbers(found) if not math.isfinite(number)), None):
+            raise ValueError(f"{odd} is no measured number")
+        if found["kind"] not in _READ_BYTES:
+            raise ValueError(f"kind is {found['kind']!r}, not {' or '.join(_READ_BYTES)}")
         return Device(
             name="this",
-            title=found["title"],
+            title=str(found["title"]),
             kind=found["kind"],
-            memory_bytes=int(found["memory_bytes"]),
-            bytes_per_s=float(found["read_gb_per_s"]) * 1e9,
-            flops={str(dtype): float(rate) * 1e12 for dtype, rate in found["tflops"].items()},
+            memory_bytes=int(_positive(found["memory_bytes"], "memory_bytes")),
+            bytes_per_s=_positive(found["read_gb_per_s"], "read_gb_per_s") * 1e9,
+            flops={str(dtype): _positive(rate, "tflops") * 1e12 for dtype, rate in found["tflops"].items()},
             sets=tuple((float(size), 1e9 * float(rate)) for size, rate in found.get("set_gb_per_s", ())),
             link_bytes_per_s=1e9 * float((found.get("link") or {}).get("gb_per_s", 0.0)),
             calibration=read_calibration(found.get("calibration")),
@@ -126,7 +131,24 @@ def read_measured(found: Mapping[str, Any], source: str) -> Device:
     except ParameterError as error:
         raise ParameterError(f"{source}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ParameterError(f"{source} is not what `tokenmill doctor --measure --json` prints ({error!r}).") from error
+        said = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        raise ParameterError(f"{source} is not what `tokenmill doctor --measure --json` prints: {said}.") from error
+
+
+def _numbers(found: Any) -> Iterator[float]:
+    """All fractions of a JSON value."""
+    if isinstance(found, Mapping):
+        found = list(found.values())
+    for each in found if isinstance(found, list) else ():
+        yield from _numbers(each)
+    if isinstance(found, float):
+        yield found
+
+
+def _positive(number: Any, name: str) -> float:
+    if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
+        raise ValueError(f"{name} is {number!r}, and must be positive")
+    return float(number)
 
 
 def load_measured(path: Path) -> Device:

@@ -313,6 +313,22 @@ class CountingGroup(AtOnce):
             self.kernels.tally.reductions += 1
 
 
+def build_on_shapes(
+    config: Mapping[str, Any],
+    kernels: CountingKernels,
+    checkpoint: Checkpoint | None,
+    *,
+    dtype: torch.dtype,
+    ranks: int = 1,
+    **more: Any,
+) -> CausalLM:
+    """The model of this config.json on one of `ranks` ranks, without data. checkpoint: open weight files, whose shapes
+    and formats then count. more: of build_model."""
+    group = CountingGroup(ranks, kernels)
+    shapes = ShapeCheckpoint(checkpoint)
+    return build_model(dict(config), shapes, dtype=dtype, device=META, kernels=kernels, group=group, **more)
+
+
 def count_model(
     config: Mapping[str, Any],
     *,
@@ -326,22 +342,13 @@ def count_model(
 ) -> Sheet:
     """Build the model of this config.json without data, and find what a token costs on one of `ranks` ranks.
 
-    `checkpoint`: open weight files, whose shapes and formats then count. `step`: tokens and sampled lines of the
-    largest step, for its temporary memory. `kind`: cpu or gpu, which hold some formats differently. `more`: of
-    build_model (quantization, max_positions)."""
+    `checkpoint`, `more` (quantization, max_positions): of build_on_shapes. `step`: tokens and sampled lines of the
+    largest step, for its temporary memory. `kind`: cpu or gpu, which hold some formats differently."""
     kernels = CountingKernels(kind)
     kernels.state_dtype = state_dtype
     with torch.no_grad():
         try:
-            model = build_model(
-                dict(config),
-                ShapeCheckpoint(checkpoint),
-                dtype=dtype,
-                device=META,
-                kernels=kernels,
-                group=CountingGroup(ranks, kernels),
-                **more,
-            )
+            model = build_on_shapes(config, kernels, checkpoint, dtype=dtype, ranks=ranks, **more)
         except (NotImplementedError, RuntimeError) as error:  # the reader of this form looks at numbers
             raise ModelError(f"This checkpoint's weights cannot be counted without reading them: {error}") from error
         body, head = _count_step(model, kernels, PROBE_TOKENS, PROBE_TOKENS)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.checkpoint.whole_tensors import WholeTensors
 from tokenmill.compute.forward import Weight
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, shown
@@ -50,7 +51,7 @@ def _settings(config: Mapping[str, Any]) -> Iterator[tuple[object, object, objec
         )
 
 
-class Expert:
+class Expert(WholeTensors):
     """A checkpoint in which one expert of a mixture has tensors of its own."""
 
     def __init__(self, inner: Checkpoint, name: str, stacked: str, number: int) -> None:
@@ -83,18 +84,6 @@ class Expert:
         if shape is not None and tuple(every.shape[1:]) != tuple(shape):
             raise ModelError(f"'{theirs}' has shape {list(every.shape)}, whose experts are not {list(shape)}.")
         return every[self.number]
-
-    def part(
-        self,
-        name: str,
-        dim: int,
-        start: int,
-        stop: int,
-        shape: tuple[int, ...] | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """A part of it."""
-        return self.tensor(name, shape, dtype).narrow(dim, start, stop - start)
 
 
 def alone(ckpt: Checkpoint, name: str) -> Checkpoint:

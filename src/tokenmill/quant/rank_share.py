@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.gguf_blocks import Blocks
+from tokenmill.checkpoint.whole_tensors import WholeTensors
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
 
@@ -26,7 +27,7 @@ _ORDERS = ("g_idx", "weight_g_idx")
 _SHAPE = "weight_shape"
 
 
-class Part:
+class Part(WholeTensors):
     """A checkpoint in which the matrix `name` is one part of the whole: see `part_of`."""
 
     def __init__(self, inner: Checkpoint, name: str, shape: tuple[int, int], share: tuple[int, int, int]) -> None:
@@ -62,18 +63,6 @@ class Part:
                 f"A rank's part of '{name}' has shape {list(found.shape)}, but the config asks for {list(shape)}."
             )
         return found
-
-    def part(
-        self,
-        name: str,
-        dim: int,
-        start: int,
-        stop: int,
-        shape: tuple[int, ...] | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """A range of the tensor's part."""
-        return self.tensor(name, shape, dtype).narrow(dim, start, stop - start)
 
 
 class BlockPart(Part):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.checkpoint.whole_tensors import WholeTensors
 from tokenmill.compute.forward import Kernels, Weight
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UndividedError
@@ -33,7 +34,7 @@ _SAME = 1e-3
 """The largest relative difference of a layer's outputs after scales have moved."""
 
 
-class Overlaid:
+class Overlaid(WholeTensors):
     """A Checkpoint with some tensors replaced, added or hidden."""
 
     def __init__(self, inner: Checkpoint, tensors: Mapping[str, Tensor], hidden: Iterable[str] = ()) -> None:
@@ -56,18 +57,6 @@ class Overlaid:
         """The tensor."""
         found = self.tensors.get(name)
         return self.inner.tensor(name, shape, dtype) if found is None else found
-
-    def part(
-        self,
-        name: str,
-        dim: int,
-        start: int,
-        stop: int,
-        shape: tuple[int, ...] | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """A part of it."""
-        return self.tensor(name, shape, dtype).narrow(dim, start, stop - start)
 
 
 class Nearby:

@@ -85,6 +85,6 @@ def limits(times: int = 1) -> LLParserLimits:
 
 def reason(matcher: LLMatcher) -> str:
     """The engine's own error message, shortened."""
-    text = str(matcher.get_error()).partition("\n<state>")[0]
+    text = re.split(r"\n<state>|\s*<backtrace>", str(matcher.get_error()))[0]
     found = " ".join(line.strip() for line in text.splitlines() if UNFORCED not in line)[:300]
     return NO_TOKEN if found.startswith("NoExtension") else found

@@ -9,6 +9,7 @@ where a fixed text ends it and more follows. Must not know: message formats, req
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
@@ -25,6 +26,7 @@ Embed = Callable[[Any], str]
 
 Kind = Literal["fixed", "bounded", "choice", "endless", "free", "token", "rule"]
 _SHORT = ("fixed", "bounded", "choice")
+_ONE_BYTE = re.compile(r"/([0-9A-Za-z]|\\x[0-7][0-9a-f])/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +130,7 @@ class TagGrammar:
                 at = i + 1
             elif part.kind == "free" and run[i + 1 : i + 2] and run[i + 1].kind == "fixed":
                 end = next((j for j in range(i + 1, len(run)) if run[j].kind != "fixed"), len(run))
-                written += self._lexeme(run[at:i], False)
-                written.append(self.rule(" ".join(p.text for p in run[i:end]), "[lazy]"))
+                written += [*self._lexeme(run[at:i], False), self._until(run[i:end])]
                 at = end
         return written + self._lexeme(run[at:], ends)
 
@@ -138,13 +139,23 @@ class TagGrammar:
             return []
         if not ends and any(p.kind == "free" for p in run):
             _refuse("what follows any_text must be a fixed text or a control token, which ends it")
-        alone = len(run) == 1 and not (ends and run[0].kind == "choice")
-        body = run[0].text if alone else self.terminal(" ".join(p.text for p in run))
         endless = any(p.kind == "endless" for p in run)
         if endless and not ends and run[-1].kind == "fixed":
-            return [self.rule(body, "[lazy]")]
+            return [self._until(run)]
         self.forcing = self.forcing and (ends or not endless)
-        return [body]
+        if len(run) == 1 and not (ends and run[0].kind == "choice"):
+            return [run[0].text]
+        return [self.terminal(" ".join(p.text for p in run))]
+
+    def _until(self, run: Parts) -> str:
+        """Parts until the fixed text behind them. If that is one byte and may come at once, it is a lexeme of its own:
+        directly behind a lexeme that could have gone on, the engine overlooks that such a lazy one has ended."""
+        body = " ".join(p.text for p in run)
+        at_once = "".join(_ONE_BYTE.findall(run[-1].text)) if all(map(_may_be_empty, run[:-1])) else ""
+        if not at_once:
+            return self.rule(body, "[lazy]")
+        later = self.terminal(f"({body}) & /[^{at_once}](?s:.*)/")
+        return f"({self.rule(f'/[{at_once}]/', '[lazy]')} | {self.rule(later, '[lazy]')})"
 
 
 def check_fields(given: dict[str, Any], known: tuple[str, ...], what: str) -> None:
@@ -241,6 +252,12 @@ def _choice(writer: TagGrammar, options: list[Parts], last: bool) -> Parts:
     return [RulePart(f"({' | '.join(texts)})", kind)]
 
 
+def _may_be_empty(part: RulePart) -> bool:
+    if part.kind == "free":
+        return True
+    return part.kind in ("bounded", "endless") and part.text[:1] == "/" and regex.width(part.text[1:-1])[0] == 0
+
+
 def _kind(parts: Parts) -> Kind:
     """What parts make together."""
     if all(p.kind in _SHORT for p in parts):
@@ -319,10 +336,14 @@ def _triggered(writer: TagGrammar, given: dict[str, Any], last: bool) -> Parts:
         if bodies
     ]
     some = " | ".join(spans)
-    if not once:
-        return [RulePart(f"({some}){'+' if some_must else '*'}", "rule"), text]
     begun = [RulePart(f"({some})", "rule")]
-    return begun if some_must else _choice(writer, [begun, [text]], last)
+    if once and some_must:
+        return begun
+    used = [t for t, bodies in by_trigger.items() if bodies]
+    untriggered = writer.free({"excludes": [*(given.get("excludes") or []), *used]})
+    if once:
+        return _choice(writer, [begun, [untriggered]], last)
+    return [RulePart(f"({some}){'+' if some_must else '*'}", "rule"), untriggered]
 
 
 def _separated(writer: TagGrammar, given: dict[str, Any], last: bool) -> Parts:

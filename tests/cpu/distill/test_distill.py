@@ -196,6 +196,9 @@ def test_wrong_input_is_told(teacher, tmp_path):
     (full / "file").write_text("x")
     arguments = ["distill", "demo", str(full), "--data", str(teacher / "text.txt")]
     assert "not empty" in CliRunner().invoke(app, arguments).output
+    arguments = ["distill", str(teacher / "teacher"), str(tmp_path / "long"), "--data", str(teacher / "text.txt")]
+    assert "context of" in " ".join(CliRunner().invoke(app, [*arguments, "--length", "2049"]).output.split())
+    assert not (tmp_path / "long").exists()
 
 
 @pytest.mark.parametrize("whose", ["its own", "another"])

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from tokenmill.core.errors import ParameterError
 from tokenmill.measure import ceilings, throughput
 from tokenmill.measure.calibration import Speeds, reading_of
+from tokenmill.measure.ceilings import read_measured
 from tokenmill.measure.devices import NOISE, Device, highest, share
 from tokenmill.measure.roofline import Cost, floor
 from tokenmill.measure.server_work import fill_shares
@@ -91,3 +93,18 @@ def test_the_card_tells_the_ceilings_of_this_model(monkeypatch: pytest.MonkeyPat
     assert told is not None and (told["bytes_per_s"], told["flops"]) == (pytest.approx(90e9), 2e12)
     told = card._ceilings({**details, "dtype": "float16"})
     assert told is not None and told["flops"] == 0.0  # not measured: none
+
+
+@pytest.mark.parametrize(("part", "value", "said"), [
+    ("read_gb_per_s", 0, "read_gb_per_s is 0, and must be positive"), ("read_gb_per_s", float("nan"), "nan is no"),
+    ("memory_bytes", -1, "memory_bytes is -1"), ("memory_bytes", float("inf"), "inf is no measured number"),
+    ("tflops", {"float32": 0.0}, "tflops is 0.0"), ("tflops", {"float32": True}, "tflops is True"),
+    ("kind", "tpu", "kind is 'tpu', not cpu or gpu"), ("link", {"gb_per_s": float("nan")}, "nan is no"),
+    ("title", None, "there is no 'title'"),
+])  # fmt: skip
+def test_measurements_that_are_none(part: str, value: object, said: str) -> None:
+    found = {"title": "x", "kind": "cpu", "memory_bytes": 1 << 30, "read_gb_per_s": 9.0, "tflops": {"float32": 0.1}}
+    assert read_measured(found, "here").bytes_per_s == 9e9
+    told = {**found, part: value} if value is not None else {n: v for n, v in found.items() if n != part}
+    with pytest.raises(ParameterError, match=f"here is not what .* prints: {said}"):
+        read_measured(told, "here")

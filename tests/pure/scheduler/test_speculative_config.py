@@ -129,6 +129,12 @@ def test_no_method(said: dict[str, Any]) -> None:
         read(**said)
 
 
+@pytest.mark.parametrize("said", [[], "", 0, False, [{"method": "ngram"}]])
+def test_no_object(said: Any) -> None:
+    with pytest.raises(UserError, match="must be an object"):
+        read_speculation(SpeculateOptions(speculative_config=said))
+
+
 @pytest.mark.parametrize("value", ["true", 1, [], {}])
 def test_eager_is_a_switch(value: Any) -> None:
     with pytest.raises(UserError, match="enforce_eager must be true or false"):

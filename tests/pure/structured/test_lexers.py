@@ -208,3 +208,11 @@ def test_an_empty_mask_says_why(compiler):
     with pytest.raises(ParameterError, match="no token"):
         small.constraint({"regex": "[a-z]é"})
     small.close()
+
+
+def test_a_panic_of_the_engine_is_told_without_its_stack():
+    class Panicked:
+        def get_error(self):
+            return "panic: assertion failed: it ends\n<backtrace>\n  0: <unknown>\n"
+
+    assert compiled_grammar.reason(Panicked()) == "panic: assertion failed: it ends"
