@@ -3,10 +3,10 @@
 The launch has programs that go down: an item is one part of the sum for some of the step's adapters. Others wait for
 their end, add up the parts, and carry a tile of columns up: each adapter is read once by all programs together,
 whichever rows have it. Those that go down come first and wait for no other program. Beside a product that streams its
-weight (stream.py) all of this happens meanwhile: this launch begins with it, asks for the adapters, and is told by a
-sign when the rows are there. Only who reads or ends the sum waits for the product: what adapters add is one part more,
-or this launch ends the sum. A row
-without an adapter costs only a check. Must not know: models, how adapters got into their slots.
+weight (stream.py) all of this happens meanwhile: this launch begins with it, and is told by a sign when the rows are
+there. Only who reads or ends the sum waits for the product: what adapters add is one part more, or this launch ends the
+sum. (Nothing asks for adapters before the rows are there: with many of them that holds up the weight, and the rows.) A
+row without an adapter costs only a check. Must not know: models, how adapters got into their slots.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from tokenmill.kernels.triton.common import (
     multiprocessors,
     plain_act,
     pow2,
-    prefetch,
     wait,
 )
 from tokenmill.kernels.triton.products.adapters import FEW, MOST_PARTS, part_of, tiles_of
@@ -37,8 +36,6 @@ _UP = 4096
 """Numbers of a tile on the way up."""
 ROOM = 76 << 10
 """Shared memory of a program, with what the driver takes of it: tiles that are under way."""
-_NEAR = 16 << 20
-"""Bytes of adapters that are asked for before the rows are there; the cache holds them besides the weight."""
 _MOST_CUTS = 32
 
 
@@ -75,34 +72,6 @@ def _share(different, shrinkers, CUTS: tl.constexpr):
 @triton.jit
 def _items(different, shrinkers, CUTS: tl.constexpr):
     return CUTS * tl.cdiv(different, _share(different, shrinkers, CUTS))
-
-
-@triton.jit
-def _ask(ptr, size, first, step):
-    """Have lines first, first + step, ... of so many entries brought near, a few dozen at a time."""
-    LINE: tl.constexpr = 64
-    lanes = tl.arange(0, 128)
-    for line in range(first * 128, tl.cdiv(size, LINE), step * 128):
-        prefetch(ptr + tl.minimum((line + lanes) * LINE, size - 1))
-
-
-@triton.jit
-def ask_for_all(
-    down_ptr, up_ptr, adapters, different, item, shrinkers, K, most_rank, columns, early,
-    BM: tl.constexpr, LANES: tl.constexpr, EACH: tl.constexpr, CUTS: tl.constexpr,
-):  # fmt: skip
-    """Have what this program reads on the way down brought near, and of the first adapters its share of what others
-    read on the way up."""
-    if item < _items(different, shrinkers, CUTS):
-        each = _share(different, shrinkers, CUTS)
-        begin_at = item // CUTS * each
-        cut = item % CUTS
-        for place in range(begin_at, tl.minimum(begin_at + each, different)):
-            slot, _ = _one_of(adapters, place, BM)
-            _ask(down_ptr + (slot * K + cut * EACH) * LANES, tl.minimum(EACH, K - cut * EACH) * LANES, 0, 1)
-    for place in range(0, tl.minimum(different, early)):
-        slot, rank = _one_of(adapters, place, BM)
-        _ask(up_ptr + slot * most_rank * columns, rank * columns, item, shrinkers)
 
 
 @triton.jit
@@ -172,18 +141,6 @@ def until_down(signs_ptr, different, shrinkers, programs, CUTS: tl.constexpr):
 
 
 # ---------------------------------------------------------------- up
-
-
-@triton.jit
-def ask_for_up(up_ptr, adapters, different, early, n, most_rank, columns, BM: tl.constexpr, BN: tl.constexpr):
-    """Have the columns from n on brought near: what will be read once all are down, and nobody has asked for so far."""
-    LINES: tl.constexpr = (BN + 63) // 64
-    for place in range(early, different):
-        slot, _ = _one_of(adapters, place, BM)
-        for r0 in range(0, most_rank, 16):
-            r = tl.minimum(r0 + tl.arange(0, 16), most_rank - 1)
-            at = tl.minimum(n + tl.arange(0, LINES) * 64, columns - 1)
-            prefetch(up_ptr + (slot * most_rank + r[:, None]) * columns + at[None, :])
 
 
 @triton.jit
@@ -261,13 +218,13 @@ def come_up(
 @triton.jit(do_not_specialize=["M"])
 def _adapted_kernel(
     x_ptr, y_ptr, residual_ptr, out_ptr, down_ptr, up_ptr, ranks_ptr, slots_ptr, gains_ptr, shifts_ptr,
-    sums_ptr, signs_ptr, M, K, x_stride, columns, WIDTH, most_rank, early, shrinkers,
+    sums_ptr, signs_ptr, M, K, x_stride, columns, WIDTH, most_rank, shrinkers,
     border1, border2, border3, tiles1, tiles2, tiles3,
     PARTS: tl.constexpr, LANES: tl.constexpr, LOW: tl.constexpr, GAINS: tl.constexpr, RESIDUAL: tl.constexpr,
     ACT: tl.constexpr, GATED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
     BR: tl.constexpr, EACH: tl.constexpr, CUTS: tl.constexpr, CHUNK: tl.constexpr, UNADDED: tl.constexpr,
     SHADE: tl.constexpr, OPEN: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, HIGH: tl.constexpr,
-    PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """A program has BN columns of all rows; no tile crosses a border of parts. WIDTH: of the output. UNADDED: y lies
     in so many parts of a sum; 0: it is whole. signs: x is there (SHADE: then it may be read), items that are down,
@@ -278,9 +235,6 @@ def _adapted_kernel(
     adapters, different = adapters_of(slots, ranks, BM)
     item = tl.program_id(0)
     if item < shrinkers:
-        if PREFETCH:
-            ask_for_all(down_ptr, up_ptr, adapters, different, item, shrinkers, K, most_rank, columns, early,
-                        BM, LANES, EACH, CUTS)  # fmt: skip
         if not SHADE:
             begin(PDL)
             wait(PDL)
@@ -299,10 +253,6 @@ def _adapted_kernel(
     )
     n = start + tile * BN + tl.arange(0, BN)
     ok = n < end
-    if PREFETCH:
-        ask_for_up(up_ptr, adapters, different, early, start + tile * BN, most_rank, columns, BM, BN)
-        if GATED:
-            ask_for_up(up_ptr, adapters, different, early, start + tile * BN + WIDTH, most_rank, columns, BM, BN)
     if not SHADE:
         wait(PDL)
     w, slot = up_tile(up_ptr, adapters, n, ok, most_rank, columns, 0, 0, BR, CHUNK)
@@ -464,15 +414,15 @@ def adapted(
     tokens, width = x.shape[0], site.columns // 2 if gated else site.columns
     out = y[-1] if open_ else torch.empty((tokens, width), dtype=x.dtype, device=y.device)
     tiles, cuts = _tiles_of(site, width, gated), cuts_of(site, tokens)
-    shrinkers, early = shrinkers_of(tiles.programs), max(1, _NEAR // site.up[0].nbytes)
+    shrinkers = shrinkers_of(tiles.programs)
     _adapted_kernel[(shrinkers + tiles.programs,)](
         x, y, residual, out, site.down, site.up, site.ranks, delta.slots, site.gains, site.shifts,
         scratch.partial(y.device), signs, tokens, site.inputs, x.stride(0), site.columns, width,
-        site.up.shape[1], early, shrinkers, *tiles.borders, *tiles.ends[:3],
+        site.up.shape[1], shrinkers, *tiles.borders, *tiles.ends[:3],
         **_constants(site, cuts, tiles.block), **_under_way(cuts, x.element_size(), gated),
         GAINS=site.gains is not None, RESIDUAL=residual is not None, ACT=kind, GATED=gated, BM=cuts.rows,
         UNADDED=0 if y.ndim == 2 else y.shape[0] - shade, SHADE=shade, OPEN=open_,
-        WIDE=INTERPRETED or x.dtype == torch.float32, PREFETCH=pdl and not INTERPRETED, PDL=pdl,
+        WIDE=INTERPRETED or x.dtype == torch.float32, PDL=pdl,
         num_warps=tiles.warps, maxnreg=tiles.registers, launch_pdl=pdl,
     )  # fmt: skip
     return y if open_ else out
