@@ -36,7 +36,9 @@ _UP = 4096
 """Numbers of a tile on the way up."""
 ROOM = 76 << 10
 """Shared memory of a program, with what the driver takes of it: tiles that are under way."""
-_MOST_CUTS = 32
+_MOST_CUTS = 16
+_LONG = 512
+"""A cut of more entries is for programs of eight warps."""
 
 
 # ---------------------------------------------------------------- which adapters a step has
@@ -378,7 +380,7 @@ class _Tiles:
     programs: int
 
 
-def _tiles_of(site: AdapterSite, width: int, gated: bool) -> _Tiles:
+def _tiles_of(site: AdapterSite, cuts: Cuts, width: int, gated: bool) -> _Tiles:
     """One program fits beside a product, and who ends a sum stays until the product has ended: so all are to be there
     at once."""
 
@@ -388,7 +390,9 @@ def _tiles_of(site: AdapterSite, width: int, gated: bool) -> _Tiles:
         return _Tiles(block, warps, registers, borders, ends, programs)
 
     small = tiles(64, 4, 168)
-    return small if INTERPRETED or small.programs <= multiprocessors() else tiles(128, 8, 128)
+    if INTERPRETED or (small.programs <= multiprocessors() and cuts.each <= _LONG):
+        return small
+    return tiles(128, 8, 128)
 
 
 def _constants(site: AdapterSite, cuts: Cuts, block: int) -> dict[str, int | bool]:
@@ -413,7 +417,8 @@ def adapted(
     kind, gated = act_parts(act)
     tokens, width = x.shape[0], site.columns // 2 if gated else site.columns
     out = y[-1] if open_ else torch.empty((tokens, width), dtype=x.dtype, device=y.device)
-    tiles, cuts = _tiles_of(site, width, gated), cuts_of(site, tokens)
+    cuts = cuts_of(site, tokens)
+    tiles = _tiles_of(site, cuts, width, gated)
     shrinkers = shrinkers_of(tiles.programs)
     _adapted_kernel[(shrinkers + tiles.programs,)](
         x, y, residual, out, site.down, site.up, site.ranks, delta.slots, site.gains, site.shifts,
