@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import accumulate
 
 import pytest
@@ -10,8 +11,9 @@ from gpu_engine_helpers import agreement, ids, prompts
 from gpu_lora_helpers import adapters as shared_adapters
 from gpu_lora_helpers import asked, make
 from gpu_lora_helpers import model as shared_model
+from safetensors.torch import save_file
 
-from tokenmill import SamplingParams
+from tokenmill import LoRARequest, SamplingParams
 from tokenmill.compute.adapters import AdapterSite, Delta
 from tokenmill.kernels.reference import ReferenceKernels
 
@@ -155,3 +157,49 @@ def test_without_adapters_an_engine_is_as_it_was(model, adapters):
     with make(model, enable_lora=False) as llm:
         expected = llm.generate(given, params, False)
     assert [o.outputs[0].logprobs for o in found] == [o.outputs[0].logprobs for o in expected]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Adapters of the table of embeddings: of a low rank, the same with DoRA, and rows of chosen tokens, of the head
+    too."""
+    table, made = "base_model.model.model.embed_tokens", {}
+    low = {
+        f"{table}.lora_embedding_A": torch.randn(4, 2048) * 0.2,
+        f"{table}.lora_embedding_B": torch.randn(512, 4) * 0.2,
+    }
+    said = {"peft_type": "LORA", "r": 4, "lora_alpha": 4}
+    chosen = {"model.embed_tokens": list(range(3, 2048, 9)), "lm_head": list(range(0, 2048, 128))}
+    rows = {
+        f"base_model.model.{where}.token_adapter.trainable_tokens_delta": torch.randn(len(tokens), 512)
+        for where, tokens in chosen.items()
+    }
+    for name, tensors, more in (
+        ("low", low, {}),
+        ("dora", {**low, f"{table}.lora_magnitude_vector": torch.rand(512) * 20 + 10}, {"use_dora": True}),
+        (
+            "chosen",
+            rows,
+            {"trainable_token_indices": {"embed_tokens": chosen["model.embed_tokens"], "lm_head": chosen["lm_head"]}},
+        ),
+    ):
+        folder = tmp_path_factory.mktemp(name)
+        save_file(tensors, folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text(json.dumps({**said, **more}))
+        made[name] = folder
+    return made
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["recorded", "eager"])
+def test_adapters_of_embeddings_like_the_reference(model, tables, eager):
+    given, params = prompts(20), SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    requests = [LoRARequest(name, i + 1, str(path)) for i, (name, path) in enumerate(tables.items())]
+    mixed = [None if i % 4 == 3 else requests[i % 4] for i in range(20)]
+    with make(model, dtype="float32", max_lora_rank=256, kernels="reference", enforce_eager=True) as llm:
+        expected = ids(llm.generate(given, params, False, lora_request=mixed))
+    with make(model, dtype="float32", max_lora_rank=256, enforce_eager=eager) as llm:
+        found = ids(llm.generate(given, params, False, lora_request=mixed))
+        plain = ids(llm.generate(given, params, False))
+    assert agreement(found, expected) > 0.97
+    for kind in range(3):  # each of them says something else than the base does
+        assert agreement(found[kind::4], plain[kind::4]) < 0.9
