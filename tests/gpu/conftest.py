@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-for folder in ("kernels", "sampling"):
+for folder in ("kernels", "models", "quant", "sampling"):
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "cpu" / folder))
 
 

@@ -6,16 +6,12 @@ shows what the type costs. So an older Transformers on the machine, or one that 
 
 from __future__ import annotations
 
-import pathlib
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 hf = pytest.importorskip("transformers")
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "cpu" / "models"))
-
 from paged_batch import PagedBatch  # noqa: E402
 from parity import DictCheckpoint, make  # noqa: E402
 

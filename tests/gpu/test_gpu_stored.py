@@ -4,8 +4,6 @@ The files are those of tests/cpu/quant/test_stored_forms.py."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +11,6 @@ import torch
 
 pytest.importorskip("triton")
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "cpu" / "quant"))
 from parity import DictCheckpoint
 from stored_forms_helpers import FORMS
 

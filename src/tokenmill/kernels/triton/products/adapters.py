@@ -19,10 +19,10 @@ from tokenmill.kernels.triton.common import act_parts, begin, gated_act, plain_a
 
 FEW = 64
 """Tokens up to which a product waits for memory, not for arithmetic."""
-_TILE, _WARPS = (32, 64), 4
+_TILE, _WARPS = (32, 128), 4
 """Tokens and columns of a program that carries up, of many tokens; and its warps."""
-_SPLITS, _STEP = 2, 64
-"""How many programs share a sum of many tokens on the way down, and how much of it they take at once."""
+_SPLITS = 4
+"""How many programs share a sum of many tokens on the way down."""
 _NONE = tl.constexpr(1 << 30)
 MOST_PARTS = 4
 
@@ -208,11 +208,11 @@ def adapt(x: Tensor, site: AdapterSite, slots: Tensor, *, steady: bool, pdl: boo
     splits = splits_of(tokens, site.inputs, steady=steady)
     each = -(-triton.cdiv(site.inputs, splits) // 64) * 64
     low = torch.empty((splits, tokens, lanes), dtype=torch.float32, device=x.device)
-    block, step = (16, 64) if steady or tokens <= FEW else (32, _STEP)
+    block, stages = (16, 3) if steady or tokens <= FEW else (32, 3) if x.element_size() == 4 else (64, 4)
     _shrink_kernel[(triton.cdiv(tokens, block), splits)](
         x, site.down, site.ranks, slots, low, tokens, site.inputs, each, x.stride(0), site.parts,
-        LANES=lanes, BM=block, BK=step, BL=min(64, pow2(lanes)),
-        IEEE=x.dtype == torch.float32, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        LANES=lanes, BM=block, BK=64, BL=min(64, pow2(lanes)),
+        IEEE=x.dtype == torch.float32, PDL=pdl, num_warps=4, num_stages=stages, launch_pdl=pdl,
     )  # fmt: skip
     return low
 
