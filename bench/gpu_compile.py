@@ -158,6 +158,8 @@ MEASURE = "doctor"
 def case_of(name: str) -> Case:
     """By its name, or a geometry in a format."""
     geometry, _, form = name.partition(":")
+    if name not in CASES if not form else geometry not in GEOMETRIES or form not in FORMATS:
+        raise SystemExit(f"{name}: a case is one of {', '.join(sorted(CASES))}; or GEOMETRY:FORMAT")
     if not form:
         return CASES[name]
     return Case(GEOMETRIES[geometry], ANY, {"max_model_len": 4096, "max_num_seqs": 128, **FORMATS[form]})

@@ -355,7 +355,7 @@ def serves(site: AdapterSite, x: Tensor, scratch: Scratch) -> bool:
 def _under_way(cuts: Cuts, size: int, gated: bool) -> dict[str, int]:
     """Lanes and entries of a sum that are taken at once on the way down, and how many tiles of such numbers are under
     way: of the rows and of the lanes, and on the way up."""
-    room = (ROOM - 4096) // size
+    room = (ROOM - 4096 - 640 * max(0, cuts.rows - 32)) // size  # a tile's sums pass through there, too
     lanes = min(64, pow2(4 * cuts.lanes))  # more at once take longer: 18 us instead of 9 for q, k and v
     step = 128 if cuts.rows <= 32 else 64
     return {"BL": lanes, "BK": step, "DEEP": max(1, min(8, room // (step * (cuts.rows + lanes)))),
