@@ -71,8 +71,8 @@ GGUF_HEAD = """
 What `general.architecture` may say, and the family that computes it. `llama` is Mistral or Mixtral, too, `mamba`
 FalconMamba, `deepseek2` the second version where experts are chosen by a softmax. Where the format leaves a number out,
 it is that of every published model of the family; what would have to be guessed is refused by the name of its key.
-A file may have more rows of embeddings than tokens, as padded model folders do (llama.cpp refuses such a file); one with
-fewer is refused.
+A file may have more rows of embeddings than tokens, as padded model folders do (llama.cpp refuses such a file), but not
+fewer.
 
 | architecture | computed as |
 |---|---|
