@@ -30,6 +30,7 @@ _NO_HEAD_DIM: dict[str, tuple[Any, ...]] = {"head_dim": ()}
 _QWEN2_VL = Text("Qwen2ForCausalLM", _sizes(
     152064, 8192, 29568, 80, 64, num_key_value_heads=8, rms_norm_eps=1e-5, max_window_layers=80, rope_theta=1e6,
     max_position_embeddings=32768), _NO_HEAD_DIM)  # fmt: skip
+_DEEPSEEK3 = Text("DeepseekV3ForCausalLM", _sizes(129280, 7168, 18432, 61, 128, moe_intermediate_size=2048))
 _GEMMA3 = _sizes(262208, 2304, 9216, 26, 8, max_position_embeddings=131072)
 _GEMMA4 = _sizes(262144, 2304, 9216, 30, 8)
 
@@ -43,6 +44,12 @@ TEXTS: dict[str, Text] = {
         151936, 2048, 6144, 24, 32, moe_intermediate_size=768, num_experts=128)),
     "gpt_oss": Text("GptOssForCausalLM", _sizes(201088, 2880, 2880, 36, 64, num_local_experts=128)),
     "lfm2": Text("Lfm2ForCausalLM", _sizes(65536, 2560, 12288, 32, 32)),
+    # Around these two, Transformers 5 leaves the factor on logits out; version 4 and vLLM do not.
+    "cohere2": Text("Cohere2ForCausalLM", _sizes(256000, 8192, 22528, 40, 64)),
+    "granite": Text("GraniteForCausalLM", _sizes(32000, 4096, 11008, 32, 32)),
+    "exaone4": Text("Exaone4ForCausalLM", _sizes(102400, 4096, 16384, 32, 32)),
+    "hyperclovax": Text("HyperCLOVAXForCausalLM", _sizes(32000, 4096, 11008, 32, 32)),
+    **dict.fromkeys(("deepseek_v3", "kimi_k2"), _DEEPSEEK3),
     # Among the classes with pictures, Gemma 3's do not soft-cap logits.
     "gemma3_text": Text("Gemma3ForCausalLM", _GEMMA3, {"final_logit_softcapping": ()}),
     "gemma3n_text": Text("Gemma3nForCausalLM", _sizes(262400, 2048, 16384, 35, 8)),
@@ -108,4 +115,28 @@ OUTERS: dict[str, Outer] = {
     "InternVLForConditionalGeneration": Outer("internvl", "qwen2", (*_IMAGE, "downsample_ratio")),
     "Lfm2VlForConditionalGeneration": Outer("lfm2_vl", "lfm2", (
         *_IMAGE, "projector_hidden_size", "projector_bias", "projector_use_layernorm", "downsample_factor")),
+    "LlavaNextVideoForConditionalGeneration": Outer("llava_next_video", "llama", _IMAGE),
+    "VideoLlavaForConditionalGeneration": Outer("video_llava", "llama", _IMAGE),
+    "VipLlavaForConditionalGeneration": Outer("vipllava", "llama", _IMAGE),
+    "Idefics2ForConditionalGeneration": Outer("idefics2", "mistral"),
+    "AyaVisionForConditionalGeneration": Outer("aya_vision", "cohere2", ("adapter_layer_norm_eps",)),
+    "Cohere2VisionForConditionalGeneration": Outer("cohere2_vision", "cohere2"),
+    "DeepseekVLForConditionalGeneration": Outer("deepseek_vl", "llama"),
+    "Exaone4_5_ForConditionalGeneration": Outer("exaone4_5", "exaone4"),
+    "FastVlmForConditionalGeneration": Outer("fast_vlm", "qwen2", _IMAGE),
+    "GotOcr2ForConditionalGeneration": Outer("got_ocr2", "qwen2", _IMAGE),
+    "HyperCLOVAXVisionV2ForConditionalGeneration": Outer("hyperclovax_vision_v2", "hyperclovax"),
+    **dict.fromkeys(("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
+                    Outer("kimi_k25", "deepseek_v3")),
+    "LightOnOcrForConditionalGeneration": Outer("lighton_ocr", "qwen3"),
+    "MiniCPMV4_6ForConditionalGeneration": Outer("minicpmv4_6", "qwen3_5_text"),
+    "Ovis2ForConditionalGeneration": Outer("ovis2", "qwen2"),
+    "PerceptionLMForConditionalGeneration": Outer("perception_lm", "llama"),
+    "VideoLlama3ForConditionalGeneration": Outer("video_llama_3", "qwen2"),
+    "GlmAsrForConditionalGeneration": Outer("glmasr", "llama"),
+    # What it was trained with for sound alone lies in a file of its own.
+    "GraniteSpeechForConditionalGeneration": Outer("granite_speech", "granite", ("window_size",)),
+    "Qwen2AudioForConditionalGeneration": Outer("qwen2_audio", "qwen2"),
+    "Qwen3ASRForConditionalGeneration": Outer("qwen3_asr", "qwen3"),
+    "VoxtralForConditionalGeneration": Outer("voxtral", "llama"),
 }  # fmt: skip

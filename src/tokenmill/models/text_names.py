@@ -19,8 +19,9 @@ _PREFIXES = (
 )
 """Prefixes of text parts: stored -> the family's."""
 _ELSEWHERE = re.compile(
-    r"(model\.)?(visual|vision_tower|vision_model|vision_encoder|image_tower|multi_modal_projector|connector|"
-    r"audio_tower|audio_model|embed_vision|embed_audio|image_newline)(\.|$)"
+    r"(model\.)?(visual|vision_tower|vision_model|vision_encoder|image_tower|video_tower|multi_modal_projector|"
+    r"vision_projection|vision_projector|mm_projector|projector|connector|aligner|merger|visual_embeddings_table|"
+    r"audio_tower|audio_model|encoder|embed_vision|embed_audio|image_newline)(\.|$)"
 )
 """Tensors of the other parts."""
 

@@ -23,6 +23,9 @@ CLIP = {"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size
         "num_attention_heads": 2, "image_size": 4, "patch_size": 2, "projection_dim": 8}  # fmt: skip
 SIGLIP = {**CLIP, "model_type": "siglip_vision_model"}
 PIXTRAL = {**CLIP, "model_type": "pixtral", "head_dim": 8}
+SMALL_EYE = {k: v for k, v in CLIP.items() if k not in ("model_type", "projection_dim")}
+EAR = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_mel_bins": 8}
+COHERE = {**BASE, "model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 20, "logit_scale": 1.0}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 GEMMA = {**BASE, "num_hidden_layers": 3, "head_dim": 8, "sliding_window": 20}
 GEMMA4 = {**GEMMA, "pad_token_id": 0, "global_head_dim": 16, "hidden_size_per_layer_input": 8,
@@ -30,7 +33,7 @@ GEMMA4 = {**GEMMA, "pad_token_id": 0, "global_head_dim": 16, "hidden_size_per_la
           "layer_types": ["sliding_attention", "full_attention", "full_attention"]}  # fmt: skip
 IDS = {"image_token_id": 1000, "video_token_id": 1001, "vision_start_token_id": 1002, "vision_end_token_id": 1003}
 IMAGE = {"image_token_index": 1000}
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any]]] = {
     "qwen2-vl": ("Qwen2VL", {**BASE, "rope_parameters": MROPE}, {"depth": 1, "embed_dim": 16, "num_heads": 2,
         "hidden_size": 32, "patch_size": 2, "mlp_ratio": 1, "spatial_merge_size": 1}, IDS),
     "qwen2.5-vl": ("Qwen2_5_VL", {**BASE, "rope_parameters": MROPE, "use_sliding_window": True, "sliding_window": 20,
@@ -79,6 +82,34 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "lfm2-vl": ("Lfm2Vl", {**BASE, "model_type": "lfm2", "block_auto_adjust_ff_dim": False,
         "layer_types": ["conv", "full_attention"]}, {**CLIP, "model_type": "siglip2_vision_model",
         "num_patches": 4}, {"image_token_id": 1000}),
+    "cohere2-vision": ("Cohere2Vision", COHERE, SIGLIP, {"alignment_intermediate_size": 16}),
+    "aya-vision": ("AyaVision", COHERE, SIGLIP, {}),
+    "exaone4.5": ("Exaone4_5_", {**BASE, "model_type": "exaone4", "num_hidden_layers": 4, "sliding_window": 20},
+        {k: v for k, v in QWEN_EYE.items() if k != "intermediate_size"}, IDS),
+    "hyperclovax-vision": ("HyperCLOVAXVisionV2", {**BASE, "model_type": "hyperclovax", "logits_scaling": 0.5},
+        QWEN_EYE, {}),
+    "minicpm-v-4.6": ("MiniCPMV4_6", {**HYBRID, **DELTA, "model_type": "qwen3_5_text", "rope_parameters": {
+        **WOVEN, "partial_rotary_factor": 0.5}}, SMALL_EYE, {}),
+    "idefics2": ("Idefics2", {**BASE, "model_type": "mistral", "sliding_window": None}, SMALL_EYE, {
+        "perceiver_config": {"hidden_size": 32, "resampler_n_latents": 2, "resampler_depth": 1, "resampler_n_heads": 2,
+        "num_key_value_heads": 2, "resampler_head_dim": 8}}),
+    "llava-next-video": ("LlavaNextVideo", {**BASE, "model_type": "llama"}, CLIP, {
+        **IMAGE, "image_grid_pinpoints": [[4, 8]]}),
+    "video-llava": ("VideoLlava", {**BASE, "model_type": "llama"}, CLIP, IMAGE),
+    "vip-llava": ("VipLlava", {**BASE, "model_type": "llama"}, CLIP, {**IMAGE, "vision_feature_layers": [0]}),
+    "deepseek-vl": ("DeepseekVL", {**BASE, "model_type": "llama"}, SIGLIP, {}),
+    "lighton-ocr": ("LightOnOcr", {**BASE, "model_type": "qwen3", "head_dim": 16}, PIXTRAL, {}),
+    "video-llama3": ("VideoLlama3", {**BASE, "model_type": "qwen2"}, SMALL_EYE, {}),
+    "granite-speech": ("GraniteSpeech", {**BASE, "model_type": "granite", "attention_multiplier": 0.3}, None, {
+        "encoder_config": {"hidden_dim": 16, "num_layers": 1, "num_heads": 2, "dim_head": 8, "feedforward_mult": 1},
+        "projector_config": {"model_type": "blip_2_qformer", "hidden_size": 16, "num_hidden_layers": 1,
+                             "num_attention_heads": 2, "intermediate_size": 16, "encoder_hidden_size": 16}}),
+    "voxtral": ("Voxtral", {**BASE, "model_type": "llama"}, None, {"audio_config": EAR}),
+    "qwen2-audio": ("Qwen2Audio", {**BASE, "model_type": "qwen2"}, None, {"audio_config": {
+        **EAR, "encoder_layers": 1, "d_model": 16, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}}),
+    "qwen3-asr": ("Qwen3ASR", {**BASE, "model_type": "qwen3", "head_dim": 16}, None, {"audio_config": {
+        **EAR, "encoder_layers": 1, "d_model": 16, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}}),
+    "glm-asr": ("GlmAsr", {**BASE, "model_type": "llama"}, None, {"audio_config": EAR}),
 }  # fmt: skip
 
 
@@ -98,7 +129,8 @@ def make(name: str, folder: Path, **more: Any) -> tuple[Any, dict[str, Any], dic
     """A random model that sees, saved and read back: (model, config.json, tensors). more: other values of its text
     part."""
     kind, text, vision, outside = CASES[name]
-    config = getattr(hf, f"{kind}Config")(text_config={**text, **more}, vision_config=vision, **outside)
+    sees = {} if vision is None else {"vision_config": vision}
+    config = getattr(hf, f"{kind}Config")(text_config={**text, **more}, **sees, **outside)
     torch.manual_seed(0)
     model = getattr(hf, f"{kind}ForConditionalGeneration")._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
