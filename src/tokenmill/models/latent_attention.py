@@ -15,8 +15,8 @@ from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
 from tokenmill.layers.rope import attention_gain, make_rope
-from tokenmill.models.common import read_rope
 from tokenmill.models.config import ModelConfig
+from tokenmill.models.positions import whole_rope
 from tokenmill.models.rules import check_latent_sizes
 
 _EPS = 1e-6
@@ -46,7 +46,7 @@ class LatentAttention(Projected):
         self.up = None if self.site is None else up
         """What adapters are worked into: new weights must reach it."""
         self.output = RowLinear(b, heads * self.value, hidden, "o_proj", bias=bias)
-        settings = read_rope(c, self.rotated)
+        settings = whole_rope(c, self.rotated)
         kv = KVSpec("latent", 1, self.latent + self.rotated, self.latent)
         layer, group = b.add_kv(kv)
         self.spec = AttentionSpec(

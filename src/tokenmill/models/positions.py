@@ -33,7 +33,7 @@ class Temper:
     """True: in layers that rotate. False: in layers that do not."""
 
 
-def whole_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+def whole_rope(c: ModelConfig, dim: int, kind: str = "") -> RopeSettings:
     """The whole of each head rotates, the same way in every layer."""
     found = rope_settings(c.data, dim)
     _check_whole(c, found, dim)
@@ -45,7 +45,7 @@ def _check_whole(c: ModelConfig, found: RopeSettings, dim: int) -> None:
         raise ModelError(f"config.json: 'partial_rotary_factor' is not supported in {c.architecture}.")
 
 
-def partial_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+def partial_rope(c: ModelConfig, dim: int, kind: str = "") -> RopeSettings:
     """A part of each head may rotate."""
     return rope_settings(c.data, dim)
 
