@@ -86,6 +86,8 @@ OWN_FILES = {
     "SarvamMLAForCausalLM": "latent attention, shared and routed experts; Sarvam 105B",
     "MiniCPM3ForCausalLM": "latent attention, factors on embeddings, blocks and logits",
     "YoutuForCausalLM": "latent attention",
+    "Mistral4ForCausalLM": "latent attention with queries scaled by their position, shared and routed experts; Mistral "
+    "Small 4",
     "Glm4MoeLiteForCausalLM": "latent attention, shared and routed experts; GLM-4.7-Flash",
     "FalconForCausalLM": "three layouts of q/k/v, parallel blocks, rope or ALiBi (Transformers rounds it to bfloat16)",
     "FalconH1ForCausalLM": "Mamba-2 and attention side by side in every layer",

@@ -37,6 +37,8 @@ _GEMMA4 = _sizes(262144, 2304, 9216, 30, 8)
 TEXTS: dict[str, Text] = {
     "llama": Text("LlamaForCausalLM", _sizes(32000, 4096, 11008, 32, 32)),
     "mistral": Text("MistralForCausalLM", _sizes(32000, 4096, 14336, 32, 32)),
+    "mistral4": Text("Mistral4ForCausalLM", _sizes(
+        131072, 4096, 12288, 36, 32, moe_intermediate_size=2048, n_routed_experts=128)),
     "ministral3": Text("Ministral3ForCausalLM", _sizes(131072, 4096, 14336, 34, 32)),
     "qwen2": Text("Qwen2ForCausalLM", _sizes(151936, 4096, 22016, 32, 32)),
     "qwen3": Text("Qwen3ForCausalLM", _sizes(151936, 4096, 22016, 32, 32)),

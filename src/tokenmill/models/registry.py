@@ -37,6 +37,7 @@ _FAMILIES = {
     "FalconForCausalLM": "falcon",
     "FalconH1ForCausalLM": "falcon_h1",
     "Glm4MoeLiteForCausalLM": "deepseek_v2",
+    "Mistral4ForCausalLM": "deepseek_v2",
     "SarvamMLAForCausalLM": "deepseek_v2",
     **dict.fromkeys(("MiniCPM3ForCausalLM", "YoutuForCausalLM"), "latent_dense"),
     "GPT2LMHeadModel": "gpt2",

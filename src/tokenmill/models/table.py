@@ -97,8 +97,8 @@ _DENSE: dict[str, Family] = {
             only={**NO_BIAS, "original_max_position_embeddings": ()},
             layers="sliding_attention",
         ),
-        Shape(attend=Attend(layer=rules.windowed, rope=positions.ministral3_rope,
-                            extra=Extra(temper=positions.ministral3_temper))),
+        Shape(attend=Attend(layer=rules.windowed, rope=positions.tempered_rope,
+                            extra=Extra(temper=positions.span_temper))),
         "queries are scaled by their position",
     ),
     "Qwen2ForCausalLM": Family(

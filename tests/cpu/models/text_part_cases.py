@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers as hf
 from families_helpers import DELTA, HYBRID
-from family_cases import BASE, LLAMA3, MINISTRAL3, YARN
+from family_cases import BASE, GROUPED, LATENT, LLAMA3, MINISTRAL3, YARN
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -55,6 +55,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any
         {**IMAGE, "tie_word_embeddings": False}),
     "ministral3": ("Mistral3", {**BASE, "model_type": "ministral3", "head_dim": 8, "rope_parameters": MINISTRAL3},
         PIXTRAL, {**IMAGE, "tie_word_embeddings": False}),
+    "mistral4": ("Mistral3", {**BASE, **LATENT, **GROUPED, "model_type": "mistral4", "rope_parameters": {
+        **MINISTRAL3, "partial_rotary_factor": 6 / 14}}, PIXTRAL, {**IMAGE, "tie_word_embeddings": False}),
     "llama4": ("Llama4", {**BASE, "num_hidden_layers": 4, "head_dim": 8, "num_local_experts": 4,
         "intermediate_size_mlp": 40, "interleave_moe_layer_step": 2, "attn_scale": 0.2, "floor_scale": 16,
         "attention_chunk_size": 128}, {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1,
