@@ -155,6 +155,12 @@ def test_gemma3n_as_its_files_are(tmp_path: Path) -> None:
     assert (found - theirs(reference, prompt(20))).abs().max() <= 1e-4
 
 
+def test_layers_for_drafts_in_exaone_4_5_are_passed_over(tmp_path: Path) -> None:
+    _, config, tensors = make("exaone4.5", tmp_path)
+    more = {**tensors, "mtp.layers.0.input_layernorm.weight": torch.ones(32)}
+    assert torch.equal(logits(config, tensors), logits(config, more))
+
+
 def test_kimi_as_its_files_are(tmp_path: Path) -> None:
     """Transformers saves it under other names. Its text part names the type of an older model."""
     reference, own, tensors = ALL["deepseek_v3-0"].make(tmp_path)
