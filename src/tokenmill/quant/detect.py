@@ -125,7 +125,7 @@ def load_weight(
     """Load one weight in the format of its tensors, then quantise it if `quantization` asks for that.
 
     how: the result of `check_config`, for facts that the tensors do not show."""
-    share, ckpt = request.share, mlx.alone(ckpt, request.name)
+    share, ckpt = request.share, mlx.alone(ckpt, request.name, request.shape, how)
     if request.bias:
         check_numbers(ckpt, f"{request.name}.bias", how)
     if share is not None and share[2] > 1 and _plainly(ckpt, request):
@@ -220,7 +220,7 @@ def _load_whole(
     stored = (inner, out) if request.transposed else (out, inner)
     bias = ckpt.tensor(f"{request.name}.bias", (out,), dtype).to(device) if request.bias else None
     if sparse.stored(ckpt, request.name) and not request.transposed:
-        ckpt = sparse.Widened(ckpt, request.name, request.shape)
+        ckpt = sparse.Widened(ckpt, request.name, sparse.load(ckpt, request.name, request.shape))
     if (found := _stored(ckpt, request.name, request.shape, (dtype, bias), how)) is not None:
         held = found.to(device)
         return held if quantization is None else from_dense(held.dense(), bias, quantization)
