@@ -59,6 +59,12 @@ TEXTS: dict[str, Text] = {
     "llama4_text": Text("Llama4ForCausalLM", _sizes(202048, 5120, 8192, 48, 40, num_local_experts=16)),
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen2_5_omni_text": Text("Qwen2ForCausalLM", _sizes(
+        152064, 3584, 18944, 28, 28, num_key_value_heads=4, rope_theta=1e6), _NO_HEAD_DIM),
+    "qwen3_omni_moe_text": Text("Qwen3MoeForCausalLM", _sizes(
+        3584, 2048, 18944, 28, 28, num_key_value_heads=4, head_dim=None, moe_intermediate_size=768, num_experts=128,
+        norm_topk_prob=True, rope_theta=1e6, max_position_embeddings=32768),
+        {"sliding_window": (), "use_sliding_window": (False,)}),
     "qwen3_vl_text": Text("Qwen3ForCausalLM", _sizes(
         151936, 4096, 22016, 32, 32, rope_theta=500000.0, max_position_embeddings=128000),
         {"sliding_window": (), "use_sliding_window": (False,)}),
@@ -89,6 +95,8 @@ class Outer:
     model_type: str
     text: str
     own: tuple[str, ...] = ()
+    within: str = ""
+    """The key of the object that holds the text part's config, if it is one of several parts with words."""
     flat: bool = False
     """Older files have the text part's keys beside the architecture's own."""
 
@@ -96,6 +104,10 @@ class Outer:
 OUTERS: dict[str, Outer] = {
     "Qwen2VLForConditionalGeneration": Outer("qwen2_vl", "qwen2_vl_text", flat=True),
     "Qwen2_5_VLForConditionalGeneration": Outer("qwen2_5_vl", "qwen2_5_vl_text", flat=True),
+    # The published file names a class of its own code.
+    **dict.fromkeys(("Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniModel"),
+                    Outer("qwen2_5_omni", "qwen2_5_omni_text", within="thinker_config")),
+    "Qwen3OmniMoeForConditionalGeneration": Outer("qwen3_omni_moe", "qwen3_omni_moe_text", within="thinker_config"),
     "Qwen3VLForConditionalGeneration": Outer("qwen3_vl", "qwen3_vl_text"),
     "Qwen3VLMoeForConditionalGeneration": Outer("qwen3_vl_moe", "qwen3_vl_moe_text"),
     "Qwen3_5ForConditionalGeneration": Outer("qwen3_5", "qwen3_5_text"),

@@ -234,6 +234,8 @@ def test_overrides_reach_the_text_part() -> None:
     assert beside["text_config"] == {"hidden_size": 8, "vocab_size": 6, "max_position_embeddings": 99}
     assert text_part(beside)["max_position_embeddings"] == 99
     assert overridden({"a": 1}, {"a": 2, "text_config": {}}) == {"a": 2, "text_config": {}}
+    within = {"architectures": ["Qwen3OmniMoeForConditionalGeneration"], "thinker_config": {"text_config": {"a": 1}}}
+    assert overridden(within, {"max_position_embeddings": 99})["text_config"] == {"a": 1, "max_position_embeddings": 99}
 
 
 _NEW = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}}

@@ -111,6 +111,15 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any
         **EAR, "encoder_layers": 1, "d_model": 16, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}}),
     "qwen3-asr": ("Qwen3ASR", {**BASE, "model_type": "qwen3", "head_dim": 16}, None, {"audio_config": {
         **EAR, "encoder_layers": 1, "d_model": 16, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}}),
+    "qwen2.5-omni": ("Qwen2_5OmniThinker", {**BASE, "rope_parameters": MROPE, "use_sliding_window": True,
+        "sliding_window": 20, "max_window_layers": 1},
+        {k: v for k, v in QWEN_EYE.items() if k != "temporal_patch_size"},
+        {"audio_config": {**EAR, "encoder_layers": 1, "d_model": 16, "encoder_attention_heads": 2,
+                          "encoder_ffn_dim": 16, "output_dim": 32}}),
+    "qwen3-omni": ("Qwen3OmniMoeThinker", {**BASE, **EXPERTS, "head_dim": 16, "norm_topk_prob": True,
+        "rope_parameters": {**WOVEN, "mrope_section": [4, 2, 2], "interleaved": True}}, QWEN3_EYE,
+        {"audio_config": {**EAR, "encoder_layers": 1, "d_model": 16, "encoder_attention_heads": 2,
+                          "encoder_ffn_dim": 16, "output_dim": 32, "downsample_hidden_size": 8}}),
     "glm-asr": ("GlmAsr", {**BASE, "model_type": "llama"}, None, {"audio_config": EAR}),
 }  # fmt: skip
 
@@ -142,4 +151,11 @@ def make(name: str, folder: Path, **more: Any) -> tuple[Any, dict[str, Any], dic
     model.save_pretrained(folder)
     tensors = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
     reference = model.language_model if kind == "Llama4" else model  # its outer class fails without pictures
-    return reference, json.loads((folder / "config.json").read_text()), tensors
+    said = json.loads((folder / "config.json").read_text())
+    if kind.endswith("Thinker"):  # as files have it, beside the part that speaks
+        outer = kind.removesuffix("Thinker")
+        said = {"architectures": [f"{outer}ForConditionalGeneration"], "thinker_config": said, "talker_config": {},
+                "model_type": said["model_type"].removesuffix("_thinker")}  # fmt: skip
+        tensors = {f"thinker.{key}": value for key, value in tensors.items()} | {"talker.head.weight": torch.ones(2)}
+        (folder / "config.json").write_text(json.dumps(said))
+    return reference, said, tensors
