@@ -5,7 +5,7 @@ Formats with the same tensors are told apart by `quantization_config` in config.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -97,6 +97,18 @@ def check_config(config: Mapping[str, object]) -> Mapping[str, object]:
     raise ModelError(
         f"This checkpoint is quantised with {shown(method)}, which is not supported. Use an unquantised checkpoint, or "
         f"one by {', '.join(_METHODS)}."
+    )
+
+
+def check_any_stored(how: Mapping[str, object], names: Iterable[str]) -> None:
+    """Refuse plain numbers of which config.json says that they are quantised. (compressed-tensors has a plain form.)
+    how: the result of `check_config`; names: of all tensors."""
+    method, told = how.get("quant_method"), tuple(names)
+    if method in (None, compressed.METHOD) or not told or any(name.endswith(expected_tensors.MARKS) for name in told):
+        return
+    raise ModelError(
+        f"config.json says that the weights are quantised with {shown(method)}, but no tensor is: they are plain "
+        "numbers. If these are what you want, leave that out: --hf-overrides '{\"quantization_config\": null}'."
     )
 
 

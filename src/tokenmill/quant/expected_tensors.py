@@ -44,6 +44,8 @@ _BY_GROUP = ("group", "dynamic", True)
 """compressed-tensors' words for an order in which the group of each column is listed."""
 _CODES = ("weight", "weight_packed", "qweight", "W_q", "_weight_qdata", "weight._data", "weight._data._data")
 """What holds a matrix's numbers. No form has two of them."""
+MARKS = (*(f".{part}" for part in (*_NUMBERS, *_CODES[1:])), "_blocks", "_scale", "_scales", "_scale_inv")
+"""How names of tensors end that only quantised matrices have."""
 
 
 class NotingCheckpoint:

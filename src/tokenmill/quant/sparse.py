@@ -66,6 +66,8 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> Tensor:
         raise ModelError(f"'{name}.bitmask' has {int(mask.sum())} places for {values.numel()} numbers.")
     if not values.is_floating_point() and values.element_size() > 1:
         raise ModelError(f"'{name}.compressed' must hold floats, or codes of one byte, not {values.dtype}.")
+    if values.element_size() > 1 and not bool(torch.isfinite(values).all()):
+        raise ModelError(f"'{name}.compressed' holds infinities or NaN, which are not numbers: the file is damaged.")
     bits = values.view(torch.uint8) if values.element_size() == 1 else values  # torch cannot scatter every type
     whole = torch.zeros(rows, columns, dtype=bits.dtype, device=bits.device)
     whole[mask] = bits
