@@ -71,6 +71,8 @@ GGUF_HEAD = """
 What `general.architecture` may say, and the family that computes it. `llama` is Mistral or Mixtral, too, `mamba`
 FalconMamba, `deepseek2` the second version where experts are chosen by a softmax. Where the format leaves a number out,
 it is that of every published model of the family; what would have to be guessed is refused by the name of its key.
+A file may have more rows of embeddings than tokens, as padded model folders do (llama.cpp refuses such a file), but not
+fewer.
 
 | architecture | computed as |
 |---|---|
@@ -84,6 +86,8 @@ OWN_FILES = {
     "SarvamMLAForCausalLM": "latent attention, shared and routed experts; Sarvam 105B",
     "MiniCPM3ForCausalLM": "latent attention, factors on embeddings, blocks and logits",
     "YoutuForCausalLM": "latent attention",
+    "Mistral4ForCausalLM": "latent attention with queries scaled by their position, shared and routed experts; Mistral "
+    "Small 4",
     "Glm4MoeLiteForCausalLM": "latent attention, shared and routed experts; GLM-4.7-Flash",
     "FalconForCausalLM": "three layouts of q/k/v, parallel blocks, rope or ALiBi (Transformers rounds it to bfloat16)",
     "FalconH1ForCausalLM": "Mamba-2 and attention side by side in every layer",

@@ -230,9 +230,8 @@ def _is_still(path: Path, number: int) -> bool:
 
 def _holds_something(folder: Path) -> bool:
     ours = f".{Path(os.path.abspath(folder)).name}."
-    endings = ("partial", "finished")
     try:
-        return any(not each.name.removeprefix(ours).startswith(endings) for each in folder.iterdir())
+        return any(not each.name.removeprefix(ours).startswith("partial") for each in folder.iterdir())
     except OSError as error:
         raise UserError(f"{folder} cannot be read ({_reason(error)}).") from error
 

@@ -18,6 +18,7 @@ from tokenmill.cli.terminal import harmless
 from tokenmill.cli.unloaded_model import plain_name
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.files import in_home
+from tokenmill.demo.files import demo_model
 
 
 def pull(
@@ -42,6 +43,10 @@ def pull(
                              "pull it by its path.")  # fmt: skip
     elif model.startswith((".", "/", "~")) or model.endswith(".gguf"):
         raise ParameterError(f"{model}: there is no such folder or file.")
+    elif demo_model(model) is not None:
+        raise ParameterError(
+            f"{model} is in the package: there is nothing to pull. `tokenmill chat {model}` talks with it."
+        )
     elif "/" not in model:
         raise ParameterError(
             f"{model!r} is neither a folder or file here nor a name of the hub (OWNER/NAME): names without an owner "

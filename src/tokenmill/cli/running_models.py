@@ -18,7 +18,7 @@ from tokenmill.cli.loading import size
 from tokenmill.cli.stored_models import ago, table
 from tokenmill.cli.terminal import harmless
 from tokenmill.core.config import make_server_config
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import ParameterError, UserError, why
 
 URL = typer.Option(None, "--url", help="The server (default: the one that `serve` starts: http://127.0.0.1:8000).")
 KEY = typer.Option(None, "--api-key", help="Key for the server.")
@@ -63,12 +63,17 @@ def ask_server(url: str | None, key: str | None, path: str, body: dict[str, Any]
     try:
         request = urllib.request.Request(where + path, data, headers)
         with _opener(direct=not url).open(request, timeout=TIMEOUT_S) as answer:
-            found = json.loads(answer.read(MOST_BYTES))
+            text = answer.read(MOST_BYTES)
     except urllib.error.HTTPError as error:
         raise UserError(f"{where}: {_said(error)}") from error
-    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
-        raise UserError(f"no server answers at {where} ({reason}); `tokenmill serve MODEL` starts one.") from error
+        said = why(reason) if isinstance(reason, OSError) else reason
+        raise UserError(f"no server answers at {where} ({said}); `tokenmill serve MODEL` starts one.") from error
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
     if not isinstance(found, dict):
         raise UserError(f"{where} does not speak Ollama's API.")
     return found

@@ -415,6 +415,7 @@ def _read_groups(
     environment = os.environ if environment is None else environment
     written = {name: text for name in known if (text := environment.get(f"TOKENMILL_{name.upper()}")) is not None}
     read = {name: _from_environment(name, text, *known[name][1:]) for name, text in written.items()}
+    variables = {name: f"TOKENMILL_{name.upper()}" for name in read.keys() - {names.get(each, each) for each in flat}}
     for given, value in (*options_alone(read, others).items(), *options_alone(flat, others).items()):
         name = names.get(given, given)
         if name not in known:
@@ -427,7 +428,7 @@ def _read_groups(
         chosen[known[name][0]][name] = None if is_auto(value, known[name][2]) else value
     for values in chosen.values():
         for name, value in values.items():
-            check_option(name, value, known[name][1], known[name][2])
+            check_option(name, value, *known[name][1:], said=variables.get(name))
     return {group: groups[group](**values) for group, values in chosen.items()}
 
 

@@ -21,11 +21,11 @@ def but_got(value: object, item: Field) -> str:
     return f", got {shown(value)}" if item.repr else ""
 
 
-def check_option(name: str, value: Any, item: Field, kind: Any) -> None:
-    """Refuse a value that this option cannot have, whatever the model."""
+def check_option(name: str, value: Any, item: Field, kind: Any, *, said: str | None = None) -> None:
+    """Refuse a value that this option cannot have, whatever the model. said: what the person calls the option."""
     wanted = _wanted(name, value, item.metadata["choices"], getattr(kind, "__args__", (kind,)))
     if wanted:
-        raise ParameterError(f"{name} must {wanted}{but_got(value, item)}.", param=name)
+        raise ParameterError(f"{said or name} must {wanted}{but_got(value, item)}.", param=name)
 
 
 def _wanted(name: str, value: Any, choices: Sequence[Any] | None, allowed: tuple[Any, ...]) -> str:

@@ -179,7 +179,7 @@ class AsyncLLM:
         """Raises EngineDeadError while an engine is dead; others go on."""
         for service in self.services:
             if service.dead is not None:
-                raise EngineDeadError(service.dead)
+                raise EngineDeadError(self.crew.successors.explain(service.dead))
 
     @property
     def errored(self) -> bool:
@@ -196,7 +196,8 @@ class AsyncLLM:
     @property
     def dead_error(self) -> BaseException:
         """What requests are told then."""
-        return EngineDeadError(self.alive[0].dead or "the engine is alive")
+        dead = self.alive[0].dead
+        return EngineDeadError("the engine is alive" if dead is None else self.crew.successors.explain(dead))
 
     async def reset_mm_cache(self) -> None:
         """Do nothing: there is no cache of media."""
@@ -229,8 +230,8 @@ class AsyncLLM:
             await self._quiet()  # one that has loaded sleeps with the others
             for service in self.alive:
                 await _unless_dead(service, functools.partial(service.built.sleep.sleep, level))
-            if (dead := self.alive[0].dead) is not None:
-                raise EngineDeadError(dead)
+            if self.alive[0].dead is not None:
+                raise self.dead_error
         except BaseException:  # all engines sleep, or none
             await self._wake_all(None)
             raise
@@ -258,8 +259,8 @@ class AsyncLLM:
             await _unless_dead(service, functools.partial(service.built.sleep.wake, tags))
         if not any(service.built.sleep.asleep for service in self.services if service.dead is None):
             self.crew.successors.rise()
-        if (dead := self.alive[0].dead) is not None and not self.crew.must_wait:
-            raise EngineDeadError(dead)
+        if self.errored:
+            raise self.dead_error
 
     async def is_sleeping(self) -> bool:
         """Is any of the model's memory given back?"""
@@ -310,7 +311,7 @@ class AsyncLLM:
                     found.append(await service.call(functools.partial(ask, service)))
                 except EngineDeadError:
                     if not self._may_go_on:
-                        raise
+                        raise self.dead_error from None
             if found:
                 return found
 
@@ -370,13 +371,13 @@ class AsyncLLM:
                         self.crew.successors.deaths.pardon(lost.said.deaths)
                         self.ended_well = 0
                     if guilty or not self._may_go_on:
-                        reason = REPEATEDLY if guilty else orphaned.reason
+                        reason = REPEATEDLY if guilty else self.crew.successors.explain(orphaned.reason)
                         for delta in ends_of(request.id, lost, reason):
                             yield delta
                         return
                 except EngineDeadError:  # just now, before it got the request
                     if not self._may_go_on:
-                        raise
+                        raise self.dead_error from None
         finally:
             self.turns.leave(request.id)
 

@@ -121,7 +121,9 @@ def _check_files(files: FileOptions) -> None:
             "none.",
             param="generation_config",
         )
-    check_generation(files.override_generation_config or {}, "--override-generation-config")
+    ignored = check_generation(files.override_generation_config or {}, "--override-generation-config")
+    if ignored:  # of a model's file this is a note; who writes a flag can leave it out
+        raise ParameterError(f"{' '.join(ignored)} Leave it out.", param="override_generation_config")
 
 
 def _check_cache(cache: CacheOptions) -> None:

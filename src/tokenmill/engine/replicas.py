@@ -163,8 +163,7 @@ class Replicas:
 
     def _why_dead(self) -> str:
         """Why the last engine died, and why no other one comes."""
-        broken = None if self.successors is None else self.successors.broken
-        return self.dead if broken is None else f"{self.dead} ({broken})"
+        return self.dead if self.successors is None else self.successors.explain(self.dead)
 
     def _take_in(self) -> None:
         """Take in engines that have loaded, and let requests go on that waited for any."""

@@ -71,6 +71,10 @@ class Successors(Generic[T]):
             hopeless = since is not None and time.monotonic() - since > HOPELESS_S
             return bool(self.made or self.arriving) or (bool(self.coming) and not hopeless)
 
+    def explain(self, death: str) -> str:
+        """How the last engine died, and why no other one comes."""
+        return death if self.broken is None else f"{death} ({self.broken})"
+
     def rest(self) -> None:
         """Load none until `rise`."""
         with self.lock:

@@ -117,7 +117,9 @@ class Fitter:
         places = self.sites.find(module)
         if not places:
             base = f" (it was made for {self.adapter.base[:120]})" if self.adapter.base else ""
-            error = self._refuse(module, f"is not a matrix of this model that adapters can change{base}")
+            saved = module in self.adapter.whole and module not in self.adapter.linear
+            why = "; what is saved of norms and convolutions can only be merged (tokenmill merge)" if saved else ""
+            error = self._refuse(module, f"is not a matrix of this model that adapters can change{base}{why}")
             if not self.sites.partial:
                 raise error
             self.unknown[module] = str(error)

@@ -59,9 +59,10 @@ def _join(adapter: Adapter, config: Mapping[str, Any]) -> None:
         if any(low is not None for low in lows):
             adapter.linear[f"{new}.query_key_value"] = _joined(adapter, layer, lows, (queries, keys, keys))
         wholes = [adapter.whole.pop(f"{layer}.{name}", {}) for name in _QKV]
-        if len({frozenset(each) for each in wholes}) > 1:
+        if len({frozenset((end, each[end].shape[1:]) for end in each) for each in wholes}) > 1:
             raise ModelError(
-                f"{adapter.where}: {layer}: q, k and v are one matrix of the base, and some are saved alone."
+                f"{adapter.where}: {layer}: q, k and v are one matrix of the base, and the file holds a weight or bias "
+                "of some of them, or of other widths: train it of all three (target_modules, modules_to_save)."
             )
         if ends := set(wholes[0]):
             adapter.whole[f"{new}.query_key_value"] = {end: torch.cat([each[end] for each in wholes]) for end in ends}
@@ -82,7 +83,8 @@ def _joined(adapter: Adapter, layer: str, lows: Sequence[LowRank | None], height
     magnitudes = [low.magnitude for low in lows if low is not None and low.magnitude is not None]
     if magnitudes and len(magnitudes) < len(lows):
         raise ModelError(
-            f"{adapter.where}: {layer}: q, k and v are one matrix of the base; DoRA of some is not supported."
+            f"{adapter.where}: {layer}: q, k and v are one matrix of the base, where DoRA needs all three in "
+            "target_modules."
         )
     if len({low.down.shape[1] for low in given}) > 1:
         raise ModelError(f"{adapter.where}: {layer}: q, k and v have different numbers of columns.")

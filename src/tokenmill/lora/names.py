@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_ROOTS = frozenset({"model", "language_model", "transformer", "decoder", "gpt_neox", "backbone", "text_model"})
+_ROOTS = frozenset(
+    {"model", "language_model", "transformer", "decoder", "gpt_neox", "backbone", "text_model", "thinker"}
+)
 """What may stand before the layers of a language model."""
 _SAME = {
     "block_sparse_moe": "mlp",

@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.text_file import lines_of, read_text_file
+from tokenmill.core.text_values import read_count
 
 HASH_BLOCK = 512
 """Tokens that one hash of a Mooncake trace stands for."""
@@ -64,18 +65,19 @@ class Lengths:
 def read_lengths(text: str, name: str) -> Lengths:
     """Read a distribution. A lognormal one states its median first, then sigma."""
     parts = text.split(":")
+    numbers = [read_count(part) or 0 for part in parts]
     try:
         if parts[0] in ("normal", "lognormal"):
-            kind, (first, second) = parts[0], map(float, parts[1:])
+            kind, (first, second) = parts[0], (numbers[i] or float(parts[i]) for i in range(1, len(parts)))
         else:
             kind = "fixed" if len(parts) == 1 else "uniform"
-            first, second = (int(parts[0]), int(parts[-1])) if len(parts) <= 2 else (0, 0)
+            first, second = (numbers[0], numbers[-1]) if len(parts) <= 2 else (0, 0)
     except ValueError:
         first, second = 0.0, 0.0
         kind = ""
     if not (first >= 1 and 0 <= second < 1e9 and first < 1e9) or (kind == "uniform" and second < first):
         raise ParameterError(
-            f"{name} takes a length (512), a range (128:1024), normal:MEAN:DEVIATION or lognormal:MEDIAN:SIGMA; "
+            f"{name} takes a length (512 or 4k), a range (128:1024), normal:MEAN:DEVIATION or lognormal:MEDIAN:SIGMA; "
             f"got {text!r}."
         )
     return Lengths(kind, first, second)

@@ -15,7 +15,6 @@ from tokenmill.core.errors import ModelError
 from tokenmill.layers.attention import Heads
 from tokenmill.layers.block import Block, Stream, Sum, adds, read, through
 from tokenmill.layers.build import Build
-from tokenmill.layers.rope import RopeSettings, rope_settings
 from tokenmill.models.config import ModelConfig, activation
 from tokenmill.models.decoder import Sizes, check_heads
 
@@ -46,14 +45,6 @@ def head_size(c: ModelConfig, hidden: int, heads: int) -> int:
     if hidden % heads:
         raise ModelError(f"config.json: a hidden size of {hidden} cannot be shared by {heads} attention heads.")
     return hidden // heads
-
-
-def read_rope(c: ModelConfig, dim: int, *, partial: bool = False) -> RopeSettings:
-    """Rotary settings of the whole model; only some families rotate a part of each head."""
-    found = rope_settings(c.data, dim)
-    if found.dim != dim and not partial:
-        raise ModelError(f"config.json: 'partial_rotary_factor' is not supported in {c.architecture}.")
-    return found
 
 
 def read_act(c: ModelConfig, *, gated: bool, default: str, key: str = "hidden_act") -> Act:

@@ -82,6 +82,17 @@ _FILES: dict[str, Fields] = {
         ignored=(*MOE, "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size"),
         layers="full_attention",
     ),
+    "Mistral4ForCausalLM": Fields(
+        "mistral4",
+        needed=_LATENT,
+        defaults={**GATED, **DEEPSEEK_KEYS, "max_position_embeddings": 1048576, "attention_bias": False,
+                  "num_key_value_heads": 32, "first_k_dense_replace": 0, "kv_lora_rank": 256, "q_lora_rank": 1024,
+                  "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_interleave": True,
+                  "num_experts_per_tok": 4},
+        only={**NO_MLP_BIAS, "original_max_position_embeddings": (), "scoring_func": ("softmax",)},
+        ignored=(*MOE, "head_dim", "qk_head_dim"),
+        layers="full_attention",
+    ),
     "SarvamMLAForCausalLM": Fields(
         "sarvam_mla",
         needed=(*_LATENT, "num_experts"),

@@ -1,6 +1,9 @@
-"""DeepSeek V2 and V3, Kimi K2, Sarvam 105B, GLM-4.7-Flash: latent attention, shared and routed experts."""
+"""DeepSeek V2 and V3, Kimi K2, Sarvam 105B, GLM-4.7-Flash, Mistral Small 4: latent attention, shared and routed
+experts."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
@@ -12,12 +15,16 @@ from tokenmill.layers.mlp import gated_mlp
 from tokenmill.models.common import PreNorm, read_act, read_sizes, read_top_k, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
-from tokenmill.models.family_row import Drafts, Feed
+from tokenmill.models.family_row import Drafts, Feed, Route
 from tokenmill.models.latent_attention import LatentAttention
 from tokenmill.models.mtp_layers import Later, make_behind
 from tokenmill.models.parts import make_mixture, not_computed
 from tokenmill.models.rules import first_dense, glm_dense, sarvam
 from tokenmill.models.table_mixtures import DEEPSEEK_MIX
+
+_MISTRAL4_MIX = replace(
+    DEEPSEEK_MIX, route=Route(normalise="norm_topk_prob", scale="routed_scaling_factor", grouped=True)
+)
 
 
 def build(c: ModelConfig, b: Build) -> Decoder:
@@ -45,7 +52,8 @@ def make_layer(c: ModelConfig, b: Build, at: Build, index: int) -> PreNorm:
     elif second_version:
         mlp = _experts(c, at.at("mlp"), hidden)
     else:
-        mlp = make_mixture(c, b, at, DEEPSEEK_MIX, Feed(), index)
+        mix = _MISTRAL4_MIX if c.architecture == "Mistral4ForCausalLM" else DEEPSEEK_MIX
+        mlp = make_mixture(c, b, at, mix, Feed(), index)
     return PreNorm(LatentAttention(c, at.at("self_attn"), hidden), mlp, (first(at), second(at)))
 
 

@@ -11,9 +11,10 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.linear import FusedColumnLinear, RowLinear
 from tokenmill.layers.mlp import plain_mlp
 from tokenmill.layers.rope import make_rope
-from tokenmill.models.common import Parallel, PreNorm, head_size, layer_norm, read_act, read_rope, read_sizes
+from tokenmill.models.common import Parallel, PreNorm, head_size, layer_norm, read_act, read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends, check_heads
+from tokenmill.models.positions import whole_rope
 
 
 def build(c: ModelConfig, b: Build) -> Decoder:
@@ -33,7 +34,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     alibi = c.get("alibi", bool, False)
     # Falcon scales the biases together with the scores. Transformers rounds them to bfloat16, which this does not.
     slopes = local_heads(b, alibi_slopes(heads.heads) * heads.dim**-0.5).to(b.device) if alibi else None
-    rope = None if alibi else make_rope(b, read_rope(c, heads.dim))
+    rope = None if alibi else make_rope(b, whole_rope(c, heads.dim))
 
     def norms(at: Build) -> tuple[NormSpec, NormSpec]:
         if two_norms:

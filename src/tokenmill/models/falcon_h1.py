@@ -15,10 +15,11 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
 from tokenmill.layers.rope import make_rope
 from tokenmill.layers.state_space import StateSpace
-from tokenmill.models.common import read_act, read_heads, read_rope, read_sizes, rms
+from tokenmill.models.common import read_act, read_heads, read_sizes, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.mixers import SpaceKeys, make_space, space_heads
+from tokenmill.models.positions import whole_rope
 from tokenmill.models.rules import LEAST_SCALE
 
 KEYS = SpaceKeys(width="mamba_d_ssm", out_bias="projectors_bias")
@@ -71,7 +72,7 @@ class SideBySide:
 def build(c: ModelConfig, b: Build) -> Decoder:
     """The model from its config."""
     sizes, heads, act = read_sizes(c), read_heads(c), read_act(c, gated=True, default="silu")
-    rope, inner = read_rope(c, heads.dim), c.need("intermediate_size", int)
+    rope, inner = whole_rope(c, heads.dim), c.need("intermediate_size", int)
     first, second = rms(c, "input_layernorm"), rms(c, "pre_ff_layernorm")
     entering = c.get("attention_in_multiplier", float, 1.0, low=LEAST_SCALE)
     scale = heads.dim**-0.5 * c.get("key_multiplier", float, 1.0, low=LEAST_SCALE) * entering**2

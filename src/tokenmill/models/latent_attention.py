@@ -14,9 +14,10 @@ from tokenmill.compute.forward import AttentionSpec, ForwardContext, KVSpec, Nor
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
+from tokenmill.layers.qkv_touches import Touch, temper, temperatures
 from tokenmill.layers.rope import attention_gain, make_rope
-from tokenmill.models.common import read_rope
 from tokenmill.models.config import ModelConfig
+from tokenmill.models.positions import mistral4_rope, span_temper, whole_rope
 from tokenmill.models.rules import check_latent_sizes
 
 _EPS = 1e-6
@@ -46,7 +47,8 @@ class LatentAttention(Projected):
         self.up = None if self.site is None else up
         """What adapters are worked into: new weights must reach it."""
         self.output = RowLinear(b, heads * self.value, hidden, "o_proj", bias=bias)
-        settings = read_rope(c, self.rotated)
+        tempered = c.architecture == "Mistral4ForCausalLM"
+        settings = mistral4_rope(c, self.rotated) if tempered else whole_rope(c, self.rotated)
         kv = KVSpec("latent", 1, self.latent + self.rotated, self.latent)
         layer, group = b.add_kv(kv)
         self.spec = AttentionSpec(
@@ -57,6 +59,7 @@ class LatentAttention(Projected):
             scale=(self.nope + self.rotated) ** -0.5 * attention_gain(settings),
             rope=make_rope(b, settings, interleaved=_interleaved(c), start=self.latent),
         )
+        self.temper = _temper(c, b, self.spec.heads * kv.key_dim) if tempered else None
 
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
         """Attention of norm(x), before the output matrix; x [T, hidden]."""
@@ -69,6 +72,7 @@ class LatentAttention(Projected):
         latent = kernels.norm(kv[:, : self.latent], self.kv_norm)
         queries = torch.cat((absorbed, q[..., self.nope :]), dim=-1).view(tokens, -1)
         qkv = torch.cat((queries, latent, kv[:, self.latent :]), dim=-1)
+        qkv = qkv if self.temper is None else self.temper(qkv, ctx)
         mixed = kernels.attend(qkv, self.spec, ctx)
         values = self._product(mixed.view(tokens, heads, self.latent), 1, ctx)
         return values.view(tokens, -1)
@@ -89,6 +93,12 @@ class LatentAttention(Projected):
             if len(at):
                 y = y.index_copy(0, at, ctx.kernels.product(x[at], forms.parts[part]))
         return y
+
+
+def _temper(c: ModelConfig, b: Build, width: int) -> Touch:
+    """Queries of this width scaled by position."""
+    found = span_temper(c)
+    return temper(temperatures(b.max_positions, found.beta, found.span, found.offset).to(b.device), width)
 
 
 def _interleaved(c: ModelConfig) -> bool:

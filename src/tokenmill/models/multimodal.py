@@ -30,12 +30,15 @@ _NO_HEAD_DIM: dict[str, tuple[Any, ...]] = {"head_dim": ()}
 _QWEN2_VL = Text("Qwen2ForCausalLM", _sizes(
     152064, 8192, 29568, 80, 64, num_key_value_heads=8, rms_norm_eps=1e-5, max_window_layers=80, rope_theta=1e6,
     max_position_embeddings=32768), _NO_HEAD_DIM)  # fmt: skip
+_DEEPSEEK3 = Text("DeepseekV3ForCausalLM", _sizes(129280, 7168, 18432, 61, 128, moe_intermediate_size=2048))
 _GEMMA3 = _sizes(262208, 2304, 9216, 26, 8, max_position_embeddings=131072)
 _GEMMA4 = _sizes(262144, 2304, 9216, 30, 8)
 
 TEXTS: dict[str, Text] = {
     "llama": Text("LlamaForCausalLM", _sizes(32000, 4096, 11008, 32, 32)),
     "mistral": Text("MistralForCausalLM", _sizes(32000, 4096, 14336, 32, 32)),
+    "mistral4": Text("Mistral4ForCausalLM", _sizes(
+        131072, 4096, 12288, 36, 32, moe_intermediate_size=2048, n_routed_experts=128)),
     "ministral3": Text("Ministral3ForCausalLM", _sizes(131072, 4096, 14336, 34, 32)),
     "qwen2": Text("Qwen2ForCausalLM", _sizes(151936, 4096, 22016, 32, 32)),
     "qwen3": Text("Qwen3ForCausalLM", _sizes(151936, 4096, 22016, 32, 32)),
@@ -43,6 +46,12 @@ TEXTS: dict[str, Text] = {
         151936, 2048, 6144, 24, 32, moe_intermediate_size=768, num_experts=128)),
     "gpt_oss": Text("GptOssForCausalLM", _sizes(201088, 2880, 2880, 36, 64, num_local_experts=128)),
     "lfm2": Text("Lfm2ForCausalLM", _sizes(65536, 2560, 12288, 32, 32)),
+    # Around these two, Transformers 5 leaves the factor on logits out; version 4 and vLLM do not.
+    "cohere2": Text("Cohere2ForCausalLM", _sizes(256000, 8192, 22528, 40, 64)),
+    "granite": Text("GraniteForCausalLM", _sizes(32000, 4096, 11008, 32, 32)),
+    "exaone4": Text("Exaone4ForCausalLM", _sizes(102400, 4096, 16384, 32, 32)),
+    "hyperclovax": Text("HyperCLOVAXForCausalLM", _sizes(32000, 4096, 11008, 32, 32)),
+    **dict.fromkeys(("deepseek_v3", "kimi_k2"), _DEEPSEEK3),
     # Among the classes with pictures, Gemma 3's do not soft-cap logits.
     "gemma3_text": Text("Gemma3ForCausalLM", _GEMMA3, {"final_logit_softcapping": ()}),
     "gemma3n_text": Text("Gemma3nForCausalLM", _sizes(262400, 2048, 16384, 35, 8)),
@@ -50,6 +59,12 @@ TEXTS: dict[str, Text] = {
     "llama4_text": Text("Llama4ForCausalLM", _sizes(202048, 5120, 8192, 48, 40, num_local_experts=16)),
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen2_5_omni_text": Text("Qwen2ForCausalLM", _sizes(
+        152064, 3584, 18944, 28, 28, num_key_value_heads=4, rope_theta=1e6), _NO_HEAD_DIM),
+    "qwen3_omni_moe_text": Text("Qwen3MoeForCausalLM", _sizes(
+        3584, 2048, 18944, 28, 28, num_key_value_heads=4, head_dim=None, moe_intermediate_size=768, num_experts=128,
+        norm_topk_prob=True, rope_theta=1e6, max_position_embeddings=32768),
+        {"sliding_window": (), "use_sliding_window": (False,)}),
     "qwen3_vl_text": Text("Qwen3ForCausalLM", _sizes(
         151936, 4096, 22016, 32, 32, rope_theta=500000.0, max_position_embeddings=128000),
         {"sliding_window": (), "use_sliding_window": (False,)}),
@@ -80,6 +95,8 @@ class Outer:
     model_type: str
     text: str
     own: tuple[str, ...] = ()
+    within: str = ""
+    """The key of the object that holds the text part's config, if it is one of several parts with words."""
     flat: bool = False
     """Older files have the text part's keys beside the architecture's own."""
 
@@ -87,6 +104,10 @@ class Outer:
 OUTERS: dict[str, Outer] = {
     "Qwen2VLForConditionalGeneration": Outer("qwen2_vl", "qwen2_vl_text", flat=True),
     "Qwen2_5_VLForConditionalGeneration": Outer("qwen2_5_vl", "qwen2_5_vl_text", flat=True),
+    # The published file names a class of its own code.
+    **dict.fromkeys(("Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniModel"),
+                    Outer("qwen2_5_omni", "qwen2_5_omni_text", within="thinker_config")),
+    "Qwen3OmniMoeForConditionalGeneration": Outer("qwen3_omni_moe", "qwen3_omni_moe_text", within="thinker_config"),
     "Qwen3VLForConditionalGeneration": Outer("qwen3_vl", "qwen3_vl_text"),
     "Qwen3VLMoeForConditionalGeneration": Outer("qwen3_vl_moe", "qwen3_vl_moe_text"),
     "Qwen3_5ForConditionalGeneration": Outer("qwen3_5", "qwen3_5_text"),
@@ -108,4 +129,28 @@ OUTERS: dict[str, Outer] = {
     "InternVLForConditionalGeneration": Outer("internvl", "qwen2", (*_IMAGE, "downsample_ratio")),
     "Lfm2VlForConditionalGeneration": Outer("lfm2_vl", "lfm2", (
         *_IMAGE, "projector_hidden_size", "projector_bias", "projector_use_layernorm", "downsample_factor")),
+    "LlavaNextVideoForConditionalGeneration": Outer("llava_next_video", "llama", _IMAGE),
+    "VideoLlavaForConditionalGeneration": Outer("video_llava", "llama", _IMAGE),
+    "VipLlavaForConditionalGeneration": Outer("vipllava", "llama", _IMAGE),
+    "Idefics2ForConditionalGeneration": Outer("idefics2", "mistral"),
+    "AyaVisionForConditionalGeneration": Outer("aya_vision", "cohere2", ("adapter_layer_norm_eps",)),
+    "Cohere2VisionForConditionalGeneration": Outer("cohere2_vision", "cohere2"),
+    "DeepseekVLForConditionalGeneration": Outer("deepseek_vl", "llama"),
+    "Exaone4_5_ForConditionalGeneration": Outer("exaone4_5", "exaone4"),
+    "FastVlmForConditionalGeneration": Outer("fast_vlm", "qwen2", _IMAGE),
+    "GotOcr2ForConditionalGeneration": Outer("got_ocr2", "qwen2", _IMAGE),
+    "HyperCLOVAXVisionV2ForConditionalGeneration": Outer("hyperclovax_vision_v2", "hyperclovax"),
+    **dict.fromkeys(("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
+                    Outer("kimi_k25", "deepseek_v3")),
+    "LightOnOcrForConditionalGeneration": Outer("lighton_ocr", "qwen3"),
+    "MiniCPMV4_6ForConditionalGeneration": Outer("minicpmv4_6", "qwen3_5_text"),
+    "Ovis2ForConditionalGeneration": Outer("ovis2", "qwen2"),
+    "PerceptionLMForConditionalGeneration": Outer("perception_lm", "llama"),
+    "VideoLlama3ForConditionalGeneration": Outer("video_llama_3", "qwen2"),
+    "GlmAsrForConditionalGeneration": Outer("glmasr", "llama"),
+    # What it was trained with for sound alone lies in a file of its own.
+    "GraniteSpeechForConditionalGeneration": Outer("granite_speech", "granite", ("window_size",)),
+    "Qwen2AudioForConditionalGeneration": Outer("qwen2_audio", "qwen2"),
+    "Qwen3ASRForConditionalGeneration": Outer("qwen3_asr", "qwen3"),
+    "VoxtralForConditionalGeneration": Outer("voxtral", "llama"),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.models.text_part import OUTER_KEYS, outer_of
+from tokenmill.models.text_part import OUTER_KEYS, outer_of, unwrapped
 
 _ROTATION = ("rope_scaling", "rope_parameters")
 """Two spellings of the settings of rotation."""
@@ -32,6 +32,7 @@ _SAME = {"dtype": "torch_dtype", "torch_dtype": "dtype"}
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The config with these keys replaced. Keys of a text part may be given within `text_config` or beside it."""
+    config = unwrapped(config)
     inner = config.get("text_config")
     if outer_of({**config, **overrides}) is None or not isinstance(inner, Mapping):
         return _replaced(config, overrides)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, shown
 from tokenmill.layers.rope import RopeSettings, rope_settings
 from tokenmill.models.config import ModelConfig
 
@@ -33,7 +33,7 @@ class Temper:
     """True: in layers that rotate. False: in layers that do not."""
 
 
-def whole_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+def whole_rope(c: ModelConfig, dim: int, kind: str = "") -> RopeSettings:
     """The whole of each head rotates, the same way in every layer."""
     found = rope_settings(c.data, dim)
     _check_whole(c, found, dim)
@@ -45,7 +45,7 @@ def _check_whole(c: ModelConfig, found: RopeSettings, dim: int) -> None:
         raise ModelError(f"config.json: 'partial_rotary_factor' is not supported in {c.architecture}.")
 
 
-def partial_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+def partial_rope(c: ModelConfig, dim: int, kind: str = "") -> RopeSettings:
     """A part of each head may rotate."""
     return rope_settings(c.data, dim)
 
@@ -148,23 +148,41 @@ def rotary_dim(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
 _MINISTRAL3 = {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "original_max_position_embeddings": 16384,
                "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0,
                "llama_4_scaling_beta": 0.1}  # fmt: skip
+_MISTRAL4 = {**_MINISTRAL3, "rope_theta": 10000.0, "factor": 128.0, "original_max_position_embeddings": 8192}
 
 
-def _ministral3(c: ModelConfig) -> dict[str, Any]:
-    return c.get("rope_scaling", dict, {}) or c.get("rope_parameters", dict, {}) or dict(_MINISTRAL3)
+def _tempered(c: ModelConfig) -> dict[str, Any]:
+    """The settings of Ministral 3 and Mistral 4."""
+    absent = _MISTRAL4 if c.architecture == "Mistral4ForCausalLM" else _MINISTRAL3
+    return c.get("rope_scaling", dict, {}) or c.get("rope_parameters", dict, {}) or dict(absent)
 
 
-def ministral3_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+def tempered_rope(c: ModelConfig, dim: int, kind: str = "") -> RopeSettings:
     """Yarn, unless the config says otherwise."""
-    own = {name: value for name, value in _ministral3(c).items()
+    own = {name: value for name, value in _tempered(c).items()
            if name not in ("llama_4_scaling_beta", "max_position_embeddings")}  # fmt: skip
     data = {**c.data, "rope_parameters": own, "rope_scaling": None}
     return whole_rope(ModelConfig(data, architecture=c.architecture), dim, kind)
 
 
-def ministral3_temper(c: ModelConfig) -> Temper | None:
+def mistral4_rope(c: ModelConfig, dim: int) -> RopeSettings:
+    """The share of a head that rotates may be said; it must be that of `qk_rope_head_dim`."""
+    own = _tempered(c)
+    share = own.get("partial_rotary_factor", c.data.get("partial_rotary_factor"))
+    heads = dim + c.need("qk_nope_head_dim", int)
+    if share is not None and (not isinstance(share, int | float) or int(heads * share) != dim):
+        raise ModelError(
+            f"config.json: 'partial_rotary_factor' = {shown(share)} contradicts 'qk_rope_head_dim' = {dim}."
+        )
+    said = {"rope_parameters": {**own, "partial_rotary_factor": None}, "rope_scaling": None}
+    return tempered_rope(
+        ModelConfig({**c.data, **said, "partial_rotary_factor": None}, architecture=c.architecture), dim
+    )
+
+
+def span_temper(c: ModelConfig) -> Temper:
     """`llama_4_scaling_beta`, counted in spans of the positions before the stretching."""
-    own = ModelConfig(_ministral3(c), "rope_parameters")
+    own = ModelConfig(_tempered(c), "rope_parameters")
     return Temper(own.need("llama_4_scaling_beta", float, low=0.0),
                   own.need("original_max_position_embeddings", int))  # fmt: skip
 

@@ -11,12 +11,13 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.delta_rule import DeltaHeads, GatedDelta
 from tokenmill.layers.rope import make_rope
 from tokenmill.models import rules
-from tokenmill.models.common import PreNorm, read_heads, read_rope, read_sizes
+from tokenmill.models.common import PreNorm, read_heads, read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.family_row import Feed, Mix, Norms, Route, Shared
 from tokenmill.models.mtp_layers import QWEN, Later, count_later, make_later
 from tokenmill.models.parts import make_feed, make_mixture, norm
+from tokenmill.models.positions import partial_rope
 
 NORMS = Norms(offset=1.0)
 MIX = Mix(
@@ -47,7 +48,7 @@ def make_layer(c: ModelConfig, b: Build, at: Build, index: int, *, recurrent: bo
         mixer = GatedDelta(at.at("linear_attn"), hidden, read_delta(c), eps)
     else:
         heads, inside = read_heads(c), at.at("self_attn")
-        rope, bias = read_rope(c, heads.dim, partial=True), c.get("attention_bias", bool, False)
+        rope, bias = partial_rope(c, heads.dim), c.get("attention_bias", bool, False)
         norms = tuple(inside.norm(name, heads.dim, eps, offset=1.0) for name in ("q_norm", "k_norm"))
         spec = attention_spec(b, heads, rope=make_rope(b, rope), norms=(norms[0], norms[1]))
         mixer = GatedAttention(inside, hidden, heads, spec, bias=bias)

@@ -27,7 +27,7 @@ from tokenmill.models.table import TABLE
 from tokenmill.models.text_names import text_names
 from tokenmill.models.text_part import TEXT_OF, outer_of, settle_tie, text_part
 from tokenmill.parallel.group import SoloGroup
-from tokenmill.quant.detect import check_config
+from tokenmill.quant.detect import check_any_stored, check_config
 
 log = logging.getLogger("tokenmill.models")
 
@@ -37,6 +37,7 @@ _FAMILIES = {
     "FalconForCausalLM": "falcon",
     "FalconH1ForCausalLM": "falcon_h1",
     "Glm4MoeLiteForCausalLM": "deepseek_v2",
+    "Mistral4ForCausalLM": "deepseek_v2",
     "SarvamMLAForCausalLM": "deepseek_v2",
     **dict.fromkeys(("MiniCPM3ForCausalLM", "YoutuForCausalLM"), "latent_dense"),
     "GPT2LMHeadModel": "gpt2",
@@ -200,6 +201,7 @@ def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
     c = _view(config)
     family = importlib.import_module(f"tokenmill.models.{_FAMILIES[c.architecture]}")
     b = replace(b, how=check_config(config))
+    check_any_stored(b.how, b.checkpoint.names())
     b.book.headless = lacks_head(config, b.checkpoint)
     model: CausalLM = family.build(c, b)
     model.spec.extras["headless"] = b.book.headless

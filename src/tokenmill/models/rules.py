@@ -10,7 +10,7 @@ import math
 import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenmill.models.config import ModelConfig
@@ -113,35 +113,37 @@ def granite_swa(c: ModelConfig, index: int) -> Kind:
 
 def qwen(c: ModelConfig, index: int) -> Kind:
     """Windows only if `use_sliding_window` is on, and from layer `max_window_layers` on."""
-    window = c.get("sliding_window", int, 0) if c.get("use_sliding_window", bool, False) else 0
-    upper = bool(window) and index >= c.get("max_window_layers", int, 28, low=0)
-    kind = layer_kind(c, index, "sliding_attention" if upper else "full_attention")
-    if kind == "sliding_attention" and not window:
+    window = _switched_window(c)
+    return _listed_or(c, index, window, index >= c.get("max_window_layers", int, 28, low=0))
+
+
+def _switched_window(c: ModelConfig) -> int:
+    return c.get("sliding_window", int, 0) if c.get("use_sliding_window", bool, False) else 0
+
+
+def _listed_or(c: ModelConfig, index: int, window: int, local: bool) -> Kind:
+    """What `layer_types` says of a layer. Without it the layer has the window, if there is one, where `local` says."""
+    name = layer_kind(c, index, "sliding_attention" if window and local else "full_attention")
+    if name == "sliding_attention" and not window:
         raise c.refuse("layer_types", f"gives layer {index} a window, but use_sliding_window or sliding_window is off.")
-    return Kind(window, True, kind) if kind == "sliding_attention" else Kind()
+    return Kind(window, True, name) if name == "sliding_attention" else Kind()
 
 
 def qwen_all(c: ModelConfig, index: int) -> Kind:
     """All layers have the window, or none, by `use_sliding_window`."""
-    return Kind(c.get("sliding_window", int, 0) if c.get("use_sliding_window", bool, False) else 0)
+    return Kind(_switched_window(c))
 
 
 def qwen2_moe(c: ModelConfig, index: int) -> Kind:
     """Every second layer below `max_window_layers` has the window, if `use_sliding_window` is on."""
-    window = c.get("sliding_window", int, 0) if c.get("use_sliding_window", bool, False) else 0
-    local = bool(window) and index % 2 == 0 and index < c.get("max_window_layers", int, 28, low=0)
-    kind = layer_kind(c, index, "sliding_attention" if local else "full_attention")
-    if kind == "sliding_attention" and not window:
-        raise c.refuse("layer_types", f"gives layer {index} a window, but use_sliding_window or sliding_window is off.")
-    return Kind(window, True, kind) if kind == "sliding_attention" else Kind()
+    local = index % 2 == 0 and index < c.get("max_window_layers", int, 28, low=0)
+    return _listed_or(c, index, _switched_window(c), local)
 
 
 def upper_windows(c: ModelConfig, index: int) -> Kind:
     """Layers from `max_window_layers` on have the window."""
-    window = c.get("sliding_window", int, 0)
-    local = bool(window) and index >= c.get("max_window_layers", int, 62, low=0)
-    kind = layer_kind(c, index, "sliding_attention" if local else "full_attention")
-    return Kind(window, True, kind) if kind == "sliding_attention" else Kind()
+    upper = index >= c.get("max_window_layers", int, 62, low=0)
+    return _listed_or(c, index, c.get("sliding_window", int, 0), upper)
 
 
 def smollm3(c: ModelConfig, index: int) -> Kind:
@@ -153,11 +155,7 @@ def smollm3(c: ModelConfig, index: int) -> Kind:
     if flags and (len(flags) != layers or any(flag not in (0, 1) for flag in flags)):
         raise c.refuse("no_rope_layers", "must hold a 0 or 1 for each of num_hidden_layers.")
     rotates = bool(flags[index]) if flags else bool((index + 1) % every)
-    window = c.get("sliding_window", int, 0) if c.get("use_sliding_window", bool, False) else 0
-    kind = layer_kind(c, index, "sliding_attention" if window and not rotates else "full_attention")
-    if kind == "sliding_attention" and not window:
-        raise c.refuse("layer_types", f"gives layer {index} a window, but use_sliding_window or sliding_window is off.")
-    return Kind(window if kind == "sliding_attention" else 0, rotates, kind)
+    return replace(_listed_or(c, index, _switched_window(c), not rotates), rotates=rotates)
 
 
 def exaone4(c: ModelConfig, index: int) -> Kind:
@@ -295,9 +293,7 @@ def ernie(c: ModelConfig, index: int) -> bool:
 
 def ministral(c: ModelConfig, index: int) -> Kind:
     """`layer_types` names the layers with the window. Without it all layers have the window."""
-    window = c.get("sliding_window", int, 0)
-    kind = layer_kind(c, index, "sliding_attention" if window else "full_attention")
-    return Kind(window, True, kind) if kind == "sliding_attention" else Kind()
+    return _listed_or(c, index, c.get("sliding_window", int, 0), True)
 
 
 def dbrx(c: ModelConfig) -> dict[str, Any]:

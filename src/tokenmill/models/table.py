@@ -97,8 +97,8 @@ _DENSE: dict[str, Family] = {
             only={**NO_BIAS, "original_max_position_embeddings": ()},
             layers="sliding_attention",
         ),
-        Shape(attend=Attend(layer=rules.windowed, rope=positions.ministral3_rope,
-                            extra=Extra(temper=positions.ministral3_temper))),
+        Shape(attend=Attend(layer=rules.windowed, rope=positions.tempered_rope,
+                            extra=Extra(temper=positions.span_temper))),
         "queries are scaled by their position",
     ),
     "Qwen2ForCausalLM": Family(
@@ -309,8 +309,9 @@ _DENSE: dict[str, Family] = {
             only=NO_BIAS,
             ignored=("cache_implementation",),
         ),
-        Shape(attend=Attend(norms=HeadNorms(), layer=rules.exaone4), norms=Norms(before=(), after=_AFTER)),
-        "layers that see everything do not rotate",
+        Shape(attend=Attend(norms=HeadNorms(), layer=rules.exaone4), norms=Norms(before=(), after=_AFTER),
+              outside=Outside(drafts=Drafts(r"^mtp"))),
+        "layers that see everything do not rotate; without its layers for drafts",
     ),
     "GlmForCausalLM": Family(
         Fields("glm", defaults=_GLM_KEYS, only=NO_MLP_BIAS, layers="full_attention"),

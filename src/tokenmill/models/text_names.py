@@ -16,11 +16,13 @@ _PREFIXES = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("text_model.model.", "model."),
+    ("thinker.", ""),
 )
 """Prefixes of text parts: stored -> the family's."""
 _ELSEWHERE = re.compile(
-    r"(model\.)?(visual|vision_tower|vision_model|vision_encoder|image_tower|multi_modal_projector|connector|"
-    r"audio_tower|audio_model|embed_vision|embed_audio|image_newline)(\.|$)"
+    r"(model\.|thinker\.)?(talker|token2wav|code2wav|visual|vision_tower|vision_model|vision_encoder|image_tower|video_tower|multi_modal_projector|"
+    r"vision_projection|vision_projector|mm_projector|projector|connector|aligner|merger|visual_embeddings_table|"
+    r"audio_tower|audio_model|encoder|embed_vision|embed_audio|image_newline)(\.|$)"
 )
 """Tensors of the other parts."""
 

@@ -22,7 +22,7 @@ OUTER_KEYS = ("architectures", "model_type", "text_config", "vision_config", "au
           "dtype", "torch_dtype", *_SAID_OUTSIDE)  # fmt: skip
 _ALSO = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}
 """Two names for the same key."""
-_PARTS = ("mrope_section", "mrope_interleaved")
+_PARTS = ("mrope_section", "mrope_interleaved", "interleaved")
 """How positions with three parts are distributed among pairs. It has no effect if the three parts are equal."""
 
 
@@ -36,11 +36,22 @@ def outer_of(config: Mapping[str, Any]) -> str | None:
     )
 
 
+def unwrapped(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with its text part where most files have it. Qwen's Omni models have a second part with words, which
+    speaks, and an object for each."""
+    name = outer_of(config)
+    part = config.get(OUTERS[name].within) if name is not None and OUTERS[name].within else None
+    if name is None or not isinstance(part, Mapping):
+        return dict(config)
+    beside = {key: value for key, value in config.items() if key != OUTERS[name].within}
+    return {**{key: value for key, value in part.items() if key != "architectures"}, **beside}
+
+
 def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config of the text part in the form of its family. Any other config is returned as it is."""
-    name = outer_of(config)
+    config, name = unwrapped(config), outer_of(config)
     if name is None:
-        return _plain_positions(dict(config))
+        return _plain_positions(config)
     outer, inner = OUTERS[name], config.get("text_config")
     if inner is None and outer.flat:
         inner = {key: value for key, value in config.items() if key not in OUTER_KEYS}
@@ -118,7 +129,8 @@ _CHANGES = re.compile(r"rope|rotary|window|cap(ping)?$|multiplier|(^|_)scal(e|es
 def _plain_positions(config: dict[str, Any]) -> dict[str, Any]:
     """The settings without the distribution of three-part positions, in families that have it."""
     if not re.fullmatch(
-        r"(qwen2(_5)?_vl|qwen3_vl(_moe)?|qwen3_5(_moe)?|glm4v(_moe)?)(_text)?", str(config.get("model_type"))
+        r"(qwen2(_5)?_(vl|omni)|qwen3_(vl|omni)(_moe)?|qwen3_5(_moe)?|glm4v(_moe)?)(_text)?",
+        str(config.get("model_type")),
     ):
         return config
     for name in ("rope_scaling", "rope_parameters"):

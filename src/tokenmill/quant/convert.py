@@ -248,37 +248,44 @@ def _rounded(tensor: Tensor, recipe: Recipe) -> tuple[dict[str, Tensor], float]:
 
 
 class Shards:
-    """Tensors collected into files of a bounded size."""
+    """Tensors collected into files of a bounded size. files: the names in each file, of earlier ones too; wrote: called
+    when a file is written, with all tensors that were added before."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, files: list[list[str]] | None = None, wrote: Callable[[], None] = lambda: None
+    ) -> None:
+        self.folder, self.wrote = folder, wrote
         self.waiting: dict[str, Tensor] = {}
-        self.files: list[list[str]] = []
-        self.total = 0
+        self.files = [] if files is None else files
 
     def add(self, tensors: dict[str, Tensor]) -> None:
         """Add tensors that must be in the same file."""
         size = sum(tensor.nbytes for tensor in tensors.values())
-        if self.waiting and sum(tensor.nbytes for tensor in self.waiting.values()) + size > SHARD_BYTES:
+        if sum(tensor.nbytes for tensor in self.waiting.values()) + size > SHARD_BYTES:
             self._flush()
         self.waiting.update(tensors)
-        self.total += size
 
     def close(self) -> None:
-        """Write the rest, and the index if there are several files."""
+        """Write the rest, and the index if there are several files. Then each has its name."""
         self._flush()
         count = len(self.files)
         names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
         names = names if count > 1 else ["model.safetensors"]
-        for number, name in enumerate(names):
-            self._part(number).chmod(0o644)  # the library makes files that only their owner may read
-            self._part(number).rename(self.folder / name)
         if count > 1:
             where = {key: name for keys, name in zip(self.files, names, strict=True) for key in keys}
-            table = {"metadata": {"total_size": self.total}, "weight_map": where}
+            total = sum(_data_bytes(self.folder / shard_name(number)) for number in range(count))
+            table = {"metadata": {"total_size": total}, "weight_map": where}
             write_json(self.folder / "model.safetensors.index.json", table)
+        for number, name in enumerate(names):
+            (self.folder / shard_name(number)).chmod(0o644)  # the library makes files that only their owner may read
+            (self.folder / shard_name(number)).rename(self.folder / name)
 
     def _flush(self) -> None:
+        if self.waiting:
+            self._write()
+            self.wrote()
+
+    def _write(self) -> None:
         whole: dict[str, Tensor] = {}
         seen: set[int] = set()
         for name, tensor in self.waiting.items():
@@ -286,12 +293,23 @@ class Shards:
             # The library refuses tensors that share memory.
             whole[name] = tensor.clone() if start in seen else tensor.contiguous()
             seen.add(start)
-        save_file(whole, self._part(len(self.files)), metadata={"format": "pt"})
+        path = self.folder / shard_name(len(self.files))
+        half = path.with_suffix(".writing")
+        save_file(whole, half, metadata={"format": "pt"})
+        half.rename(path)
         self.files.append(list(self.waiting))
         self.waiting = {}
 
-    def _part(self, number: int) -> Path:
-        return self.folder / f"part-{number:05}.safetensors"
+
+def shard_name(number: int) -> str:
+    """The name of a file of `Shards` until all are written."""
+    return f"part-{number:05}.safetensors"
+
+
+def _data_bytes(path: Path) -> int:
+    """The size of a safetensors file without its header."""
+    with path.open("rb") as file:
+        return path.stat().st_size - 8 - int.from_bytes(file.read(8), "little")
 
 
 def copy_rest(source: Path, target: Path) -> None:

@@ -5,7 +5,7 @@ Formats with the same tensors are told apart by `quantization_config` in config.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -100,6 +100,18 @@ def check_config(config: Mapping[str, object]) -> Mapping[str, object]:
     )
 
 
+def check_any_stored(how: Mapping[str, object], names: Iterable[str]) -> None:
+    """Refuse plain numbers of which config.json says that they are quantised. (compressed-tensors has a plain form.)
+    how: the result of `check_config`; names: of all tensors."""
+    method, told = how.get("quant_method"), tuple(names)
+    if method in (None, compressed.METHOD) or not told or any(name.endswith(expected_tensors.MARKS) for name in told):
+        return
+    raise ModelError(
+        f"config.json says that the weights are quantised with {shown(method)}, but no tensor is: they are plain "
+        "numbers. If these are what you want, leave that out: --hf-overrides '{\"quantization_config\": null}'."
+    )
+
+
 def check_stored(config: Mapping[str, object], wanted: str, where: str, *, gguf: bool) -> None:
     """Refuse a checkpoint that is not quantised by the method that the user named."""
     quantization = config.get("quantization_config")
@@ -125,7 +137,7 @@ def load_weight(
     """Load one weight in the format of its tensors, then quantise it if `quantization` asks for that.
 
     how: the result of `check_config`, for facts that the tensors do not show."""
-    share, ckpt = request.share, mlx.alone(ckpt, request.name)
+    share, ckpt = request.share, mlx.alone(ckpt, request.name, request.shape, how)
     if request.bias:
         check_numbers(ckpt, f"{request.name}.bias", how)
     if share is not None and share[2] > 1 and _plainly(ckpt, request):
@@ -220,7 +232,7 @@ def _load_whole(
     stored = (inner, out) if request.transposed else (out, inner)
     bias = ckpt.tensor(f"{request.name}.bias", (out,), dtype).to(device) if request.bias else None
     if sparse.stored(ckpt, request.name) and not request.transposed:
-        ckpt = sparse.Widened(ckpt, request.name, request.shape)
+        ckpt = sparse.Widened(ckpt, request.name, sparse.load(ckpt, request.name, request.shape))
     if (found := _stored(ckpt, request.name, request.shape, (dtype, bias), how)) is not None:
         held = found.to(device)
         return held if quantization is None else from_dense(held.dense(), bias, quantization)

@@ -44,6 +44,8 @@ _BY_GROUP = ("group", "dynamic", True)
 """compressed-tensors' words for an order in which the group of each column is listed."""
 _CODES = ("weight", "weight_packed", "qweight", "W_q", "_weight_qdata", "weight._data", "weight._data._data")
 """What holds a matrix's numbers. No form has two of them."""
+MARKS = (*(f".{part}" for part in (*_NUMBERS, *_CODES[1:])), "_blocks", "_scale", "_scales", "_scale_inv")
+"""How names of tensors end that only quantised matrices have."""
 
 
 class NotingCheckpoint:
@@ -160,12 +162,17 @@ def check_plain(stored: Tensor, name: str) -> None:
 
 def _check_factor(ckpt: Checkpoint, name: str, part: str) -> None:
     found = ckpt.tensor(f"{name}.{part}")
-    dtype, exponents = found.dtype, part in _EXPONENTS
+    dtype, exponents = found.dtype, part in _EXPONENTS or (part == "scales" and _in_words(ckpt, f"{name}.weight"))
     whole = part == "_weight_zero_point" or (part == "weight.absmax" and ckpt.has(f"{name}.weight.nested_absmax"))
     if not dtype.is_floating_point and not whole and not (exponents and dtype == torch.uint8):
         raise ModelError(f"'{name}.{part}' must hold floats, not {str(dtype).removeprefix('torch.')}.")
     if known(found) and part not in _OF_ALL and not _all_numbers(found, exponents):
         raise ModelError(f"'{name}.{part}' holds infinities or NaN, which are not numbers: the file is damaged.")
+
+
+def _in_words(ckpt: Checkpoint, full: str) -> bool:
+    """Does this tensor hold words as MLX writes them? Then each scale may be a byte."""
+    return ckpt.has(full) and ckpt.shape(full) is not None and ckpt.tensor(full).dtype == torch.uint32
 
 
 def _all_numbers(found: Tensor, exponents: bool) -> bool:

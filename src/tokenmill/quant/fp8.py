@@ -164,7 +164,7 @@ def load(
     for part in _BESIDE:
         if ckpt.has(f"{name}.{part}"):
             ckpt.tensor(f"{name}.{part}")  # about activations; read so that no tensor counts as unused
-    return _held(data, scales, (dtype, bias), name)
+    return held(data, scales, (dtype, bias), name)
 
 
 def stacked(ckpt: Checkpoint, name: str) -> bool:
@@ -183,11 +183,11 @@ def load_stacked(
     if scales.ndim != 3 or len(scales) != shape[0] or not (scales.is_floating_point() or scales.dtype == torch.uint8):
         raise ModelError(f"'{name}{_STACKED}' has shape {list(scales.shape)} of {scales.dtype}, which does not fit "
                          f"{list(shape)}.")  # fmt: skip
-    return [_held(*parts, (dtype, None), name) for parts in zip(data, scales, strict=True)]
+    return [held(*parts, (dtype, None), name) for parts in zip(data, scales, strict=True)]
 
 
-def _held(data: Tensor, scales: Tensor, kind: tuple[torch.dtype, Tensor | None], name: str) -> Fp8Weight | FineFloat8:
-    """kind: the compute dtype and the bias."""
+def held(data: Tensor, scales: Tensor, kind: tuple[torch.dtype, Tensor | None], name: str) -> Fp8Weight | FineFloat8:
+    """data [out, in] with scales in one of the forms that `load` reads. kind: the compute dtype and the bias."""
     shape = (data.shape[0], data.shape[1])
     scales = scales.contiguous().view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales
     check_range(LARGEST, scales.float(), name)

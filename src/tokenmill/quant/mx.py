@@ -10,6 +10,7 @@ backends multiply as they are. Owns: these layouts. Must not know: models, devic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -110,13 +111,20 @@ def load(
         return mxfp4(raw.view(rows, columns // _GROUP, _GROUP // 2), scales, dtype, bias, f"{name}.{part}")
     if columns % _FINE or tuple(scales.shape) != (rows, columns // _FINE):
         raise ModelError(f"'{name}.weight_scale' has shape {list(scales.shape)}, which does not fit {list(shape)}.")
-    if known(scales) and not bool(torch.isfinite(scales.float()).all()):
-        raise ModelError(f"'{name}.weight_scale' has scales that are not numbers: the file is damaged.")
-    whole = _whole_scale(ckpt, name)
-    if known(scales) and float(scales.float().abs().max()) * whole * max(FP4) > torch.finfo(torch.float32).max:
-        raise ModelError(f"'{name}' has scales that exceed float32's range: the file is damaged.")
-    factors = torch.full((rows,), whole, device=raw.device)
-    return TableWeight(nibbles(raw), torch.tensor(FP4, device="cpu"), scales.float(), dtype, bias, "NVFP4", factors)
+    return nvfp4(raw, scales, _whole_scale(ckpt, name), (dtype, bias), f"{name}.weight_scale")
+
+
+def nvfp4(raw: Tensor, scales: Tensor, whole: float, kind: tuple[torch.dtype, Tensor | None], name: str) -> TableWeight:
+    """raw [out, in / 2] (two neighbours per byte), scales [out, in / 16] e4m3 and one for the whole matrix. kind: the
+    compute dtype and the bias; name: of the scales."""
+    if known(scales):
+        largest = float(scales.float().abs().max())
+        if not math.isfinite(largest):
+            raise ModelError(f"'{name}' has scales that are not numbers: the file is damaged.")
+        if largest * whole * max(FP4) > torch.finfo(torch.float32).max:
+            raise ModelError(f"'{name}' has scales that exceed float32's range: the file is damaged.")
+    factors = torch.full((len(raw),), whole, device=raw.device)
+    return TableWeight(nibbles(raw), torch.tensor(FP4, device="cpu"), scales.float(), *kind, "NVFP4", factors)
 
 
 def _whole_scale(ckpt: Checkpoint, name: str) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tokenmill.checkpoint.whole_tensors import WholeTensors
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
 from tokenmill.quant.base import known
@@ -22,13 +23,12 @@ def stored(ckpt: Checkpoint, name: str) -> bool:
     return ckpt.has(f"{name}.bitmask") and ckpt.shape(f"{name}.bitmask") is not None
 
 
-class Widened:
-    """A checkpoint in which NAME.weight is dense, around one in which it is sparse."""
+class Widened(WholeTensors):
+    """A checkpoint in which NAME.weight is dense, around one in which it is stored otherwise."""
 
-    def __init__(self, inner: Checkpoint, name: str, shape: tuple[int, int]) -> None:
-        self.inner, self.name = inner, f"{name}.weight"
-        self.weight = load(inner, name, shape)
-        self.names, self.part, self.close = inner.names, inner.part, inner.close
+    def __init__(self, inner: Checkpoint, name: str, weight: Tensor) -> None:
+        self.inner, self.name, self.weight = inner, f"{name}.weight", weight
+        self.names, self.close = inner.names, inner.close
 
     def has(self, name: str) -> bool:
         """Is there such a tensor?"""
@@ -66,6 +66,8 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> Tensor:
         raise ModelError(f"'{name}.bitmask' has {int(mask.sum())} places for {values.numel()} numbers.")
     if not values.is_floating_point() and values.element_size() > 1:
         raise ModelError(f"'{name}.compressed' must hold floats, or codes of one byte, not {values.dtype}.")
+    if values.element_size() > 1 and not bool(torch.isfinite(values).all()):
+        raise ModelError(f"'{name}.compressed' holds infinities or NaN, which are not numbers: the file is damaged.")
     bits = values.view(torch.uint8) if values.element_size() == 1 else values  # torch cannot scatter every type
     whole = torch.zeros(rows, columns, dtype=bits.dtype, device=bits.device)
     whole[mask] = bits

@@ -2,8 +2,9 @@
 resuming after a stop.
 
 While it runs, finished layers lie in `.NAME.partial` beside the target, one file each. They stay after a stop: the same
-command continues behind the last one, and a different command starts again. Must not know: command lines, engines, how
-methods work.
+command continues behind the last one, and a different command starts again. At the end they are gathered in shards, and
+a layer's file goes when its shard is there: the disk holds the output and one shard at most. Must not know: command
+lines, engines, how methods work.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
-from tokenmill.checkpoint.new_folder import check_free, claimed, empty, ended_in_order, hidden, settle
+from tokenmill.checkpoint.new_folder import check_free, claimed, empty, ended_in_order, settle
 from tokenmill.compute.lines import RoundsLines
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
@@ -43,6 +45,7 @@ from tokenmill.quant.convert import (
     linear_names,
     relative,
     roundable,
+    shard_name,
     write_json,
 )
 from tokenmill.quant.fused import joined
@@ -76,8 +79,8 @@ class QuantizeJob:
 @dataclass(slots=True)
 class RoundedModel:
     """What became of the weights: relative errors, weights that calibration never reached, the number of moved scales,
-    bits by weight. group: columns that share a scale; files: the layers' files while the job runs; kept: weights that
-    no group divides."""
+    bits by weight. group: columns that share a scale; files: the layers' files while the job runs, and shards: what is
+    in the shards that are gathered; kept: weights that no group divides."""
 
     errors: list[LayerError] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)
@@ -85,6 +88,7 @@ class RoundedModel:
     bits: dict[str, int] = field(default_factory=dict)
     group: int = 0
     files: list[str] = field(default_factory=list)
+    shards: list[list[str]] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
 
 
@@ -101,8 +105,10 @@ def quantize_model(job: QuantizeJob, tell: Tell = lambda name, done, total: None
             check_free(job.target)  # another process may have ended just now
             made = _resume(partial, job, chosen)
             made.group, made.kept = job.recipe.group, whole
-            _Run(job, part.config, part.ckpt, chosen, partial, made, tell).all()
-            _finish(job, config, ckpt, part, chosen, partial, made, scales)
+            run = _Run(job, part.config, part.ckpt, chosen, partial, made, tell)
+            if len(made.errors) < len(chosen):
+                run.all()
+            _finish(run, config, ckpt, part, scales)
     finally:
         ckpt.close()
     return made
@@ -182,14 +188,15 @@ def _resume(partial: Path, job: QuantizeJob, chosen: set[str]) -> RoundedModel:
             found = json.loads(state.read_text(encoding="utf-8"))
             if found["seal"] == _seal(found) and found["job"] == _fingerprint(job, chosen):
                 errors = [LayerError(**entry) for entry in found["errors"]]
-                made = RoundedModel(
-                    errors, found["unreached"], found["moved"], found["bits"], found["group"], found["files"]
-                )
-                for name in made.files:
+                same = ("unreached", "moved", "bits", "group", "files", "shards")
+                made = RoundedModel(errors, **{name: found[name] for name in same})
+                shards = (shard_name(number) for number in range(len(made.shards)))
+                whole = {*made.files, *shards, _STATE}
+                for name in whole - {_STATE}:
                     with safe_open(partial / name, "pt"):  # a file that is cut short is no finished layer
                         pass
-                for path in partial.glob("*.safetensors"):
-                    if path.name not in made.files:
+                for path in partial.iterdir():
+                    if path.name not in whole:
                         path.unlink()
                 return made
         except (ValueError, KeyError, TypeError, OSError, SafetensorError):
@@ -331,6 +338,31 @@ class _Run:
         save_file(tensors, written)
         written.rename(self.partial / f"{file}.safetensors")
         self.made.files.append(f"{file}.safetensors")
+        self._record()
+
+    def gather(self, part: TextTensors, others: Iterable[tuple[str, Tensor]]) -> Shards:
+        """All tensors in shards, under their stored names; `others` lie in no layer's file."""
+        gathered: list[str] = []
+
+        def wrote() -> None:
+            self.made.files = [name for name in self.made.files if name not in gathered]
+            self._record()
+            for name in gathered:
+                (self.partial / name).unlink()
+            gathered.clear()
+
+        shards = Shards(self.partial, self.made.shards, wrote)
+        for name in sorted(self.made.files):
+            shards.add({part.stored(each): tensor for each, tensor in load_file(self.partial / name).items()})
+            gathered.append(name)
+        done = {name for names in (*shards.files, shards.waiting) for name in names}
+        for name, tensor in others:
+            if name not in done:
+                shards.add({name: tensor})
+        return shards
+
+    def _record(self) -> None:
+        """Write down what is done."""
         state = {**asdict(self.made), "job": _fingerprint(self.job, self.chosen)}
         state["seal"] = _seal(state)
         half = self.partial / f"{_STATE}.writing"
@@ -356,54 +388,31 @@ def _kv_scales(job: QuantizeJob, part: TextTensors) -> dict[str, Tensor]:
     return {full: t for name, each in found.items() for full, t in kv_scales.tensors(part.stored(name), each).items()}
 
 
-def _finish(
-    job: QuantizeJob,
-    config: dict[str, Any],
-    ckpt: Checkpoint,
-    part: TextTensors,
-    chosen: set[str],
-    partial: Path,
-    made: RoundedModel,
-    scales: dict[str, Tensor],
-) -> None:
-    """Write the layers' files and all other tensors in shards, then config, report and tokenizer: the folder is
+def _finish(run: _Run, config: dict[str, Any], ckpt: Checkpoint, part: TextTensors, scales: dict[str, Tensor]) -> None:
+    """Gather the layers and all other tensors in shards, beside config, report and tokenizer: the folder is
     complete."""
-    finished = hidden(job.target, "finished")
-    shutil.rmtree(finished, ignore_errors=True)
-    finished.mkdir()
-    try:
-        shards, written = Shards(finished), set()
-        for path in sorted(partial.glob("*.safetensors")):
-            for name, tensor in load_file(path).items():
-                shards.add({part.stored(name): tensor})
-                written.add(part.stored(name))
-        rounded = {part.stored(name): made.bits.get(name, int(job.recipe.bits)) for name in sorted(chosen)}
-        for name in ckpt.names():
-            if name not in rounded and name not in written:
-                shards.add({name: ckpt.tensor(name)})
-        if scales:
-            shards.add(scales)
-        shards.close()
-        apart = _modules(other_parts(config, ckpt.names()))
-        bits = {name: rounded[f"{name}.weight"] for name in sorted(_modules(rounded))}
-        if apart:  # other readers have other names for these modules
-            bits = {left_out.MARK + left_out.pattern_of(name, apart): each for name, each in bits.items()}
-        ignore = left_out.told(_modules(linear_names(ckpt) - set(rounded) | {"lm_head.weight"}), apart)
-        quant_config = recipes.config(job.recipe, bits, ignore)
-        if quant_config is not None and scales:
-            quant_config["kv_cache_scheme"] = kv_scales.SCHEME
-        write_json(
-            finished / "config.json",
-            config if quant_config is None else {**config, "quantization_config": quant_config},
-        )
-        report = {"recipe": asdict(job.recipe), "moved": made.moved,
-                  "weights": [{**asdict(e), "name": part.stored(e.name)} for e in made.errors],
-                  "unreached": [part.stored(name) for name in made.unreached],
-                  "kept": [part.stored(name) for name in made.kept],
-                  "bits": {part.stored(name): each for name, each in made.bits.items()}}  # fmt: skip
-        write_json(finished / REPORT, report)
-        copy_rest(job.source, finished)
-        settle(finished, job.target)
-    finally:
-        shutil.rmtree(finished, ignore_errors=True)
-    shutil.rmtree(partial, ignore_errors=True)
+    job, made, partial = run.job, run.made, run.partial
+    rounded = {part.stored(name): made.bits.get(name, int(job.recipe.bits)) for name in sorted(run.chosen)}
+    plain = ((name, ckpt.tensor(name)) for name in ckpt.names() if name not in rounded)
+    shards = run.gather(part, chain(plain, scales.items()))
+    apart = _modules(other_parts(config, ckpt.names()))
+    bits = {name: rounded[f"{name}.weight"] for name in sorted(_modules(rounded))}
+    if apart:  # other readers have other names for these modules
+        bits = {left_out.MARK + left_out.pattern_of(name, apart): each for name, each in bits.items()}
+    ignore = left_out.told(_modules(linear_names(ckpt) - set(rounded) | {"lm_head.weight"}), apart)
+    quant_config = recipes.config(job.recipe, bits, ignore)
+    if quant_config is not None and scales:
+        quant_config["kv_cache_scheme"] = kv_scales.SCHEME
+    write_json(
+        partial / "config.json", config if quant_config is None else {**config, "quantization_config": quant_config}
+    )
+    report = {"recipe": asdict(job.recipe), "moved": made.moved,
+              "weights": [{**asdict(e), "name": part.stored(e.name)} for e in made.errors],
+              "unreached": [part.stored(name) for name in made.unreached],
+              "kept": [part.stored(name) for name in made.kept],
+              "bits": {part.stored(name): each for name, each in made.bits.items()}}  # fmt: skip
+    write_json(partial / REPORT, report)
+    copy_rest(job.source, partial)
+    shards.close()
+    settle(partial, job.target)
+    (job.target / _STATE).unlink()

@@ -8,6 +8,7 @@ stops at its first error (fields.py). Must not know: any one API, sockets.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -28,6 +29,8 @@ T = TypeVar("T")
 THREADS = 2
 BOM = b"\xef\xbb\xbf"
 """The byte order mark that some editors put before UTF-8 text; readers of JSON may ignore it."""
+_ESCAPES = re.compile(rb"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.S)
+"""Escapes in a body. The group is half of a surrogate pair without the other half."""
 MOST_EXACT = 1 << 53
 """Above this number, one float stands for several integers."""
 MOST_WHOLE = 8
@@ -129,7 +132,9 @@ def parse(data: bytes, schema: Schema[B], look: Callable[[type[B], dict[str, Any
     except UnicodeDecodeError as error:
         raise HttpError(400, f"The body is not UTF-8 text (byte {error.start} of a string).") from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise HttpError(400, f"The body is not valid JSON: {error}.") from None
+        half = next((found[1] for found in _ESCAPES.finditer(data) if found[1]), None)
+        why = error if half is None else f"{half.decode()} is half of a character, cut where its text was cut"
+        raise HttpError(400, f"The body is not valid JSON: {why}.") from None
     if not isinstance(raw, dict):
         raise HttpError(400, "The body must be a JSON object.")
     refuse_doubled_names(data, raw, counts)

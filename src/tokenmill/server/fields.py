@@ -14,6 +14,7 @@ from annotated_types import GroupedMetadata, MaxLen, MinLen
 from pydantic import FailFast, Field
 from pydantic_core import PydanticCustomError
 
+from tokenmill.server.errors import quoted
 from tokenmill.text.template_worker import TEXT_PARTS
 
 MOST_MESSAGES = 8192
@@ -50,6 +51,14 @@ def check_text(kind: str, part: object) -> None:
     name = TEXT_PARTS.get(kind)
     if name is not None and getattr(part, name) is None:
         raise PydanticCustomError("missing", "A part of type {kind} needs {name}", {"kind": kind, "name": name})
+
+
+def check_tool(tool: object, *kinds: str | None) -> object:
+    """For a schema: refuse a tool of another type first, whatever its fields are. Without a type it is of the first."""
+    if isinstance(tool, dict) and (given := tool.get("type", kinds[0])) not in kinds:
+        text = "Tools of type {given} are not supported in this version: only those of type {kind} are"
+        raise PydanticCustomError("tool", text, {"given": quoted(given), "kind": kinds[0]})
+    return tool
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -309,7 +310,8 @@ def _bind(server: ServerConfig) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error).rstrip(".")
-        flag = "uds" if listen.uds is not None else "port" if _has_address(listen.host) else "host"
+        ours = getattr(error, "errno", None) != errno.EADDRNOTAVAIL and _has_address(listen.host)
+        flag = "uds" if listen.uds is not None else "port" if ours else "host"
         raise UserError(f"Cannot listen on {where}: {reason}. Choose another with --{flag}.", param=flag) from error
     return sock
 

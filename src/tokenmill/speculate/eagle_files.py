@@ -26,7 +26,8 @@ from tokenmill.layers.embedding import Embedding
 from tokenmill.layers.linear import RowLinear
 from tokenmill.layers.mlp import MLP, gated_mlp
 from tokenmill.layers.rope import make_rope
-from tokenmill.models.common import read_act, read_heads, read_rope
+from tokenmill.models.common import read_act, read_heads
+from tokenmill.models.positions import whole_rope
 from tokenmill.speculate.eagle import Embed
 from tokenmill.speculate.eagle_config import FINAL, HeadConfig, read_head, window_of
 
@@ -180,7 +181,7 @@ def _parts(head: HeadConfig, body: Build, n: int, width: int) -> tuple[Attention
     turned = [
         inside.norm(x, heads.dim, _eps(head)) if _stored(inside, f"{x}.weight") else None for x in ("q_norm", "k_norm")
     ]
-    rope = make_rope(body, read_rope(c, heads.dim))
+    rope = make_rope(body, whole_rope(c, heads.dim))
     spec = attention_spec(body, heads, rope=rope, window=window_of(c, n), norms=(turned[0], turned[1]))
     attention = Attention(
         separate_qkv(inside, width, heads, bias=_stored(inside, "q_proj.bias")),

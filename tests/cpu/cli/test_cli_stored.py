@@ -177,7 +177,7 @@ def test_ps_and_stop_ask_a_server() -> None:
             self._say(200 if good else 404, {"done_reason": "unload"} if good else {"error": "there is no such model"})
 
         def _say(self, status: int, found: Any, elsewhere: str = "") -> None:
-            data = json.dumps(found).encode()
+            data = b"<html>" if self.path.startswith("/page") else json.dumps(found).encode()
             self.send_response(status)
             if elsewhere:
                 self.send_header("location", elsewhere)
@@ -194,6 +194,8 @@ def test_ps_and_stop_ask_a_server() -> None:
         assert table[1][-1].strip() == "for ever" and table[2][-1].strip() == "now" and "1.0 MiB" in " ".join(table[1])
         assert "is unloaded" in run("stop", "a", *url).stdout
         assert "there is no such model" in run("stop", "b", *url, code=2).stderr
+        page = ["ps", "--url", f"http://127.0.0.1:{server.server_port}/page"]
+        assert "does not speak Ollama's API" in run(*page, code=2).stderr
         assert "302" in run("ps", "--url", f"http://127.0.0.1:{server.server_port}/moved", *url[2:], code=2).stderr
     finally:
         server.shutdown()

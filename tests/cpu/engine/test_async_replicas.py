@@ -186,13 +186,15 @@ async def _others_go_on(tiny: Path) -> None:
         assert await asyncio.gather(*(ask(llm, i) for i in range(8))) == wanted, "they wait for an engine"
         while any(service in llm.services for service in lost):
             await asyncio.sleep(0.01)
-        llm.crew.successors.close()  # none comes any more
+        llm.crew.successors.deaths.most = 0  # none comes any more
         for service in llm.services:
             _kill(service)
         while any(service.dead is None for service in llm.services):
             await asyncio.sleep(0)
         for found in await asyncio.gather(*(ask(llm, i) for i in range(2)), return_exceptions=True):
-            assert isinstance(found, EngineDeadError), "no engine is left"
+            assert isinstance(found, EngineDeadError) and "giving up" in str(found), "no engine is left"
+        with pytest.raises(EngineDeadError, match="giving up"):
+            await llm.check_health()
 
 
 async def _one_dies_while_all_are_told(llm: AsyncLLM) -> None:

@@ -119,6 +119,7 @@ def test_a_scaling_that_is_not_built_is_refused(arch: str) -> None:
 
 
 def test_every_token_has_a_row() -> None:
+    """Rows without a token are padding, as in model folders."""
     words: dict[str, Any] = {"tokenizer.ggml.tokens": [str(i) for i in range(60)]}
     assert read("llama", {}, **words)["vocab_size"] == 64
     words["tokenizer.ggml.tokens"] += [str(i) for i in range(60, 65)]

@@ -267,6 +267,28 @@ def test_what_is_merged_is_what_peft_computes(name: str, tmp_path: Path) -> None
     assert (theirs(again.eval(), tokens) - expected).abs().max() <= WITHIN
 
 
+@pytest.mark.parametrize("name", ["MambaForCausalLM", "GPTNeoXForCausalLM"])
+def test_biases_of_norms_and_convolutions_are_merged_alone(name: str, tmp_path: Path) -> None:
+    """`bias: all` saves them, too."""
+    reference, config, tensors = FIRST[name].make(tmp_path / "base")
+    tokens = [3 + 7 * i % 60 for i in range(19)]
+    targets = linear_names(reference)
+    expected = theirs(grown(reference, tmp_path / "adapter", target_modules=targets, bias="all"), tokens)
+    with pytest.raises(ModelError, match=r"can only be merged \(tokenmill merge\)"):
+        ours_with(config, tensors, tmp_path / "adapter", tokens, ReferenceKernels(), None)
+    merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
+    again = type(reference).from_pretrained(tmp_path / "merged", dtype=torch.float32, attn_implementation="eager")
+    assert (theirs(again.eval(), tokens) - expected).abs().max() <= WITHIN
+
+
+def test_a_bias_of_some_of_a_joined_matrix_says_what_to_train(tmp_path: Path) -> None:
+    case = next(case for name, case in ALL.items() if "sarvam" in name and case.config.attention_bias)
+    reference, config, tensors = case.make(tmp_path / "base")
+    grown(reference, tmp_path / "adapter", target_modules=["q_proj", "v_proj"], bias="lora_only")
+    with pytest.raises(ModelError, match=r"train it of all three \(target_modules"):
+        ours_with(config, tensors, tmp_path / "adapter", [1, 2], ReferenceKernels(), None)
+
+
 STACKED = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "NemotronHForCausalLM", "GraniteMoeForCausalLM",
            "GraniteMoeHybridForCausalLM", "Llama4ForCausalLM")  # fmt: skip
 

@@ -78,6 +78,10 @@ def dbrx(attention: dict[str, Any], experts: dict[str, Any], **more: Any) -> dic
     return {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, **attention}, "ffn_config": inner, **more}
 
 
+# Transformers finds this class by itself only inside models that see.
+hf.AutoModelForCausalLM.register(hf.Mistral4Config, hf.Mistral4ForCausalLM, exist_ok=True)
+
+
 def families() -> dict[str, list[Case]]:
     """Family -> its cases. The first shows most of it and is compared on every backend."""
     alternating = ["sliding_attention", "full_attention"] * 2
@@ -292,6 +296,12 @@ def families() -> dict[str, list[Case]]:
             {"q_lora_rank": 20, "rope_interleave": False, **BIASED},
             {"norm_topk_prob": False, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, **TIED},
             architecture="SarvamMLAForCausalLM"),
+        "mistral4": several(
+            hf.Mistral4Config, {**BASE, **LATENT, **GROUPED},
+            {"rope_parameters": {**MINISTRAL3, "partial_rotary_factor": 6 / 14, "mscale_all_dim": 0.9}},
+            {"rope_parameters": {**MINISTRAL3, "llama_4_scaling_beta": 0.0}, "q_lora_rank": 20,
+             "rope_interleave": False, "norm_topk_prob": False, **BIASED},
+            {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "n_shared_experts": 2, **TIED}),
         "hyperclovax": several(hf.HyperCLOVAXConfig, BASE, GRANITE, {"use_post_norm": False, **BIASED},
                                {"mlp_bias": True, "logits_scaling": 0.5, **WIDE, **TIED}),
         "granite_swa": several(
@@ -373,7 +383,8 @@ FAMILIES = families()
 ALL = {f"{name}-{i}": case for name, cases in FAMILIES.items() for i, case in enumerate(cases)}
 
 
-FILES = {"sarvam_mla": "SarvamMLAForCausalLM", "youtu": "YoutuForCausalLM", "minicpm3": "MiniCPM3ForCausalLM",
+FILES = {"mistral4": "Mistral4ForCausalLM", "sarvam_mla": "SarvamMLAForCausalLM", "youtu": "YoutuForCausalLM",
+         "minicpm3": "MiniCPM3ForCausalLM",
          "deepseek_v3": "DeepseekV3ForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
          "gemma3n": "Gemma3nForCausalLM", "gemma4": "Gemma4ForCausalLM",
          "falcon_h1": "FalconH1ForCausalLM"}  # fmt: skip

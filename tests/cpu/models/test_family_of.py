@@ -129,6 +129,10 @@ def body_of(config: hf.PretrainedConfig, folder: Path) -> hf.PreTrainedModel:
     """A body without its head, as Transformers writes it."""
     torch.manual_seed(0)
     model = hf.AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2 and not parameter.any():
+                parameter.normal_(std=0.1)  # a router of zeros leaves open which experts are chosen
     model.save_pretrained(folder)
     return model
 

@@ -21,13 +21,15 @@ from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.layers.rope import rope_settings
 from tokenmill.measure.counting import count_model
 from tokenmill.models.config_fields import FIELDS, complete
+from tokenmill.models.family_of import SAME
 from tokenmill.models.multimodal import OUTERS, TEXTS
 from tokenmill.models.overriding import overridden
 from tokenmill.models.registry import check_keys
 from tokenmill.models.text_part import text_part
 
 FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"
-USUAL = ("qwen2.5-vl", "qwen3-vl-moe", "qwen3.5", "gemma3", "gemma4", "ministral3", "llava")
+USUAL = ("qwen2.5-vl", "qwen3-vl-moe", "qwen3.5", "gemma3", "gemma4", "ministral3", "llava", "idefics2",
+         "granite-speech")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES if FULL else USUAL)
@@ -153,13 +155,39 @@ def test_gemma3n_as_its_files_are(tmp_path: Path) -> None:
     assert (found - theirs(reference, prompt(20))).abs().max() <= 1e-4
 
 
+def test_layers_for_drafts_in_exaone_4_5_are_passed_over(tmp_path: Path) -> None:
+    _, config, tensors = make("exaone4.5", tmp_path)
+    more = {**tensors, "mtp.layers.0.input_layernorm.weight": torch.ones(32)}
+    assert torch.equal(logits(config, tensors), logits(config, more))
+
+
+def test_kimi_as_its_files_are(tmp_path: Path) -> None:
+    """Transformers saves it under other names. Its text part names the type of an older model."""
+    reference, own, tensors = ALL["deepseek_v3-0"].make(tmp_path)
+    stored = {f"language_model.{name}": value for name, value in tensors.items()}
+    stored |= dict.fromkeys(("vision_tower.patch_embed.proj.weight", "mm_projector.pre_norm.weight"), torch.ones(2))
+    config = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "auto_map": {"x": "y.Z"},
+              "ignore_index": -100, "media_placeholder_token_id": 60, "tie_word_embeddings": False, "vision_config": {},
+              "use_unified_vision_chunk": True, "video_placeholder": "<|kimi_k25_video_placeholder|>",
+              "text_config": {**own, "model_type": "kimi_k2", "auto_map": {"x": "y.Z"}}}  # fmt: skip
+    assert (logits(config, stored) - theirs(reference, prompt(20))).abs().max() <= 1e-4
+
+
+def test_factors_on_logits_count_where_transformers_leaves_them_out(tmp_path: Path) -> None:
+    """As they do in version 4 and in training."""
+    for name, key, factor in (("cohere2-vision", "logit_scale", 0.25), ("granite-speech", "logits_scaling", 4.0)):
+        reference, config, tensors = make(name, tmp_path / name, **{key: factor})
+        expected = theirs(reference, prompt(20))
+        assert (logits(config, tensors) - 0.25 * expected).abs().max() <= 1e-4
+
+
 @pytest.mark.parametrize("kind", TEXTS)
 def test_absent_keys_mean_what_transformers_takes_them_for(kind: str) -> None:
     outer = next(name for name, one in OUTERS.items() if one.text == kind or kind not in
                  {two.text for two in OUTERS.values()})  # fmt: skip
     said = text_part({"architectures": [outer], "text_config": {"model_type": kind}})
     found = complete(said, TEXTS[kind].architecture)
-    wanted = hf.CONFIG_MAPPING[kind]().to_dict()
+    wanted = hf.CONFIG_MAPPING[SAME.get(kind, kind)]().to_dict()
     wanted["partial_rotary_factor"] = (wanted.get("rope_parameters") or {}).get("partial_rotary_factor")
     wanted["rope_theta"] = (wanted.get("rope_parameters") or {}).get("rope_theta")
     assert said["model_type"] == FIELDS[TEXTS[kind].architecture].model_type
@@ -206,6 +234,8 @@ def test_overrides_reach_the_text_part() -> None:
     assert beside["text_config"] == {"hidden_size": 8, "vocab_size": 6, "max_position_embeddings": 99}
     assert text_part(beside)["max_position_embeddings"] == 99
     assert overridden({"a": 1}, {"a": 2, "text_config": {}}) == {"a": 2, "text_config": {}}
+    within = {"architectures": ["Qwen3OmniMoeForConditionalGeneration"], "thinker_config": {"text_config": {"a": 1}}}
+    assert overridden(within, {"max_position_embeddings": 99})["text_config"] == {"a": 1, "max_position_embeddings": 99}
 
 
 _NEW = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers as hf
 from families_helpers import DELTA, HYBRID
-from family_cases import BASE, LLAMA3, MINISTRAL3, YARN
+from family_cases import BASE, GROUPED, LATENT, LLAMA3, MINISTRAL3, YARN
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -23,6 +23,9 @@ CLIP = {"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size
         "num_attention_heads": 2, "image_size": 4, "patch_size": 2, "projection_dim": 8}  # fmt: skip
 SIGLIP = {**CLIP, "model_type": "siglip_vision_model"}
 PIXTRAL = {**CLIP, "model_type": "pixtral", "head_dim": 8}
+SMALL_EYE = {k: v for k, v in CLIP.items() if k not in ("model_type", "projection_dim")}
+EAR = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_mel_bins": 8}
+COHERE = {**BASE, "model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 20, "logit_scale": 1.0}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 GEMMA = {**BASE, "num_hidden_layers": 3, "head_dim": 8, "sliding_window": 20}
 GEMMA4 = {**GEMMA, "pad_token_id": 0, "global_head_dim": 16, "hidden_size_per_layer_input": 8,
@@ -30,7 +33,7 @@ GEMMA4 = {**GEMMA, "pad_token_id": 0, "global_head_dim": 16, "hidden_size_per_la
           "layer_types": ["sliding_attention", "full_attention", "full_attention"]}  # fmt: skip
 IDS = {"image_token_id": 1000, "video_token_id": 1001, "vision_start_token_id": 1002, "vision_end_token_id": 1003}
 IMAGE = {"image_token_index": 1000}
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any]]] = {
     "qwen2-vl": ("Qwen2VL", {**BASE, "rope_parameters": MROPE}, {"depth": 1, "embed_dim": 16, "num_heads": 2,
         "hidden_size": 32, "patch_size": 2, "mlp_ratio": 1, "spatial_merge_size": 1}, IDS),
     "qwen2.5-vl": ("Qwen2_5_VL", {**BASE, "rope_parameters": MROPE, "use_sliding_window": True, "sliding_window": 20,
@@ -52,6 +55,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {**IMAGE, "tie_word_embeddings": False}),
     "ministral3": ("Mistral3", {**BASE, "model_type": "ministral3", "head_dim": 8, "rope_parameters": MINISTRAL3},
         PIXTRAL, {**IMAGE, "tie_word_embeddings": False}),
+    "mistral4": ("Mistral3", {**BASE, **LATENT, **GROUPED, "model_type": "mistral4", "rope_parameters": {
+        **MINISTRAL3, "partial_rotary_factor": 6 / 14}}, PIXTRAL, {**IMAGE, "tie_word_embeddings": False}),
     "llama4": ("Llama4", {**BASE, "num_hidden_layers": 4, "head_dim": 8, "num_local_experts": 4,
         "intermediate_size_mlp": 40, "interleave_moe_layer_step": 2, "attn_scale": 0.2, "floor_scale": 16,
         "attention_chunk_size": 128}, {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -79,6 +84,43 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "lfm2-vl": ("Lfm2Vl", {**BASE, "model_type": "lfm2", "block_auto_adjust_ff_dim": False,
         "layer_types": ["conv", "full_attention"]}, {**CLIP, "model_type": "siglip2_vision_model",
         "num_patches": 4}, {"image_token_id": 1000}),
+    "cohere2-vision": ("Cohere2Vision", COHERE, SIGLIP, {"alignment_intermediate_size": 16}),
+    "aya-vision": ("AyaVision", COHERE, SIGLIP, {}),
+    "exaone4.5": ("Exaone4_5_", {**BASE, "model_type": "exaone4", "num_hidden_layers": 4, "sliding_window": 20},
+        {k: v for k, v in QWEN_EYE.items() if k != "intermediate_size"}, IDS),
+    "hyperclovax-vision": ("HyperCLOVAXVisionV2", {**BASE, "model_type": "hyperclovax", "logits_scaling": 0.5},
+        QWEN_EYE, {}),
+    "minicpm-v-4.6": ("MiniCPMV4_6", {**HYBRID, **DELTA, "model_type": "qwen3_5_text", "rope_parameters": {
+        **WOVEN, "partial_rotary_factor": 0.5}}, SMALL_EYE, {}),
+    "idefics2": ("Idefics2", {**BASE, "model_type": "mistral", "sliding_window": None}, SMALL_EYE, {
+        "perceiver_config": {"hidden_size": 32, "resampler_n_latents": 2, "resampler_depth": 1, "resampler_n_heads": 2,
+        "num_key_value_heads": 2, "resampler_head_dim": 8}}),
+    "llava-next-video": ("LlavaNextVideo", {**BASE, "model_type": "llama"}, CLIP, {
+        **IMAGE, "image_grid_pinpoints": [[4, 8]]}),
+    "video-llava": ("VideoLlava", {**BASE, "model_type": "llama"}, CLIP, IMAGE),
+    "vip-llava": ("VipLlava", {**BASE, "model_type": "llama"}, CLIP, {**IMAGE, "vision_feature_layers": [0]}),
+    "deepseek-vl": ("DeepseekVL", {**BASE, "model_type": "llama"}, SIGLIP, {}),
+    "lighton-ocr": ("LightOnOcr", {**BASE, "model_type": "qwen3", "head_dim": 16}, PIXTRAL, {}),
+    "video-llama3": ("VideoLlama3", {**BASE, "model_type": "qwen2"}, SMALL_EYE, {}),
+    "granite-speech": ("GraniteSpeech", {**BASE, "model_type": "granite", "attention_multiplier": 0.3}, None, {
+        "encoder_config": {"hidden_dim": 16, "num_layers": 1, "num_heads": 2, "dim_head": 8, "feedforward_mult": 1},
+        "projector_config": {"model_type": "blip_2_qformer", "hidden_size": 16, "num_hidden_layers": 1,
+                             "num_attention_heads": 2, "intermediate_size": 16, "encoder_hidden_size": 16}}),
+    "voxtral": ("Voxtral", {**BASE, "model_type": "llama"}, None, {"audio_config": EAR}),
+    "qwen2-audio": ("Qwen2Audio", {**BASE, "model_type": "qwen2"}, None, {"audio_config": {
+        **EAR, "encoder_layers": 1, "d_model": 16, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}}),
+    "qwen3-asr": ("Qwen3ASR", {**BASE, "model_type": "qwen3", "head_dim": 16}, None, {"audio_config": {
+        **EAR, "encoder_layers": 1, "d_model": 16, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}}),
+    "qwen2.5-omni": ("Qwen2_5OmniThinker", {**BASE, "rope_parameters": MROPE, "use_sliding_window": True,
+        "sliding_window": 20, "max_window_layers": 1},
+        {k: v for k, v in QWEN_EYE.items() if k != "temporal_patch_size"},
+        {"audio_config": {**EAR, "encoder_layers": 1, "d_model": 16, "encoder_attention_heads": 2,
+                          "encoder_ffn_dim": 16, "output_dim": 32}}),
+    "qwen3-omni": ("Qwen3OmniMoeThinker", {**BASE, **EXPERTS, "head_dim": 16, "norm_topk_prob": True,
+        "rope_parameters": {**WOVEN, "mrope_section": [4, 2, 2], "interleaved": True}}, QWEN3_EYE,
+        {"audio_config": {**EAR, "encoder_layers": 1, "d_model": 16, "encoder_attention_heads": 2,
+                          "encoder_ffn_dim": 16, "output_dim": 32, "downsample_hidden_size": 8}}),
+    "glm-asr": ("GlmAsr", {**BASE, "model_type": "llama"}, None, {"audio_config": EAR}),
 }  # fmt: skip
 
 
@@ -98,7 +140,8 @@ def make(name: str, folder: Path, **more: Any) -> tuple[Any, dict[str, Any], dic
     """A random model that sees, saved and read back: (model, config.json, tensors). more: other values of its text
     part."""
     kind, text, vision, outside = CASES[name]
-    config = getattr(hf, f"{kind}Config")(text_config={**text, **more}, vision_config=vision, **outside)
+    sees = {} if vision is None else {"vision_config": vision}
+    config = getattr(hf, f"{kind}Config")(text_config={**text, **more}, **sees, **outside)
     torch.manual_seed(0)
     model = getattr(hf, f"{kind}ForConditionalGeneration")._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
@@ -108,4 +151,11 @@ def make(name: str, folder: Path, **more: Any) -> tuple[Any, dict[str, Any], dic
     model.save_pretrained(folder)
     tensors = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
     reference = model.language_model if kind == "Llama4" else model  # its outer class fails without pictures
-    return reference, json.loads((folder / "config.json").read_text()), tensors
+    said = json.loads((folder / "config.json").read_text())
+    if kind.endswith("Thinker"):  # as files have it, beside the part that speaks
+        outer = kind.removesuffix("Thinker")
+        said = {"architectures": [f"{outer}ForConditionalGeneration"], "thinker_config": said, "talker_config": {},
+                "model_type": said["model_type"].removesuffix("_thinker")}  # fmt: skip
+        tensors = {f"thinker.{key}": value for key, value in tensors.items()} | {"talker.head.weight": torch.ones(2)}
+        (folder / "config.json").write_text(json.dumps(said))
+    return reference, said, tensors

@@ -308,6 +308,19 @@ def mlx(bits: int, group: int = GROUP, offsets: str = "biases") -> Made:
     return tensors, (codes.double() * wide[0] + wide[1]).float(), config
 
 
+def mlx_floats(mode: str) -> Made:
+    """The tensors of compressed-tensors under MLX's names, in words."""
+    tensors, dense, _ = four_bit_floats(f"{mode.upper()}A16")
+    codes = tensors.get("weight_packed", tensors.get("weight"))
+    assert codes is not None
+    scales = tensors["weight_scale"].view(torch.uint8)
+    if mode == "nvfp4":
+        dense = dense * 512.0  # there is no scale of the whole matrix
+    made = {"weight": codes.view(torch.uint8).view(torch.uint32), "scales": scales}
+    sizes = {"bits": 8 if mode == "mxfp8" else 4, "group_size": 16 if mode == "nvfp4" else 32, "mode": mode}
+    return made, dense, {"quant_method": "mlx", "bits": 4, "group_size": 64, "w": sizes, "other": {"mode": "mxfp8"}}
+
+
 def block_fp8(*, powers: bool) -> Made:
     data = torch.randn(256, 384, generator=torch.Generator().manual_seed(2)).to(torch.float8_e4m3fn)
     scales = torch.exp2(torch.randint(-6, 3, (2, 3)).float()) if powers else torch.rand(2, 3) + 0.5
@@ -346,6 +359,9 @@ FORMS: dict[str, tuple[Callable[[], Made], float, float]] = {
     "torchao float8": (torchao_float8, 1e-6, 1e-6),
     **{f"mlx {bits}": (partial(mlx, bits), 1e-6, 2e-3) for bits in (2, 3, 4, 5, 6, 8)},
     **{f"mlx 4 by {group}": (partial(mlx, 4, group), 1e-6, 2e-3) for group in (32, 128)},
+    "mlx mxfp4": (lambda: mlx_floats("mxfp4"), 1e-6, 1e-6),
+    "mlx mxfp8": (lambda: mlx_floats("mxfp8"), 1e-6, 1e-2),
+    "mlx nvfp4": (lambda: mlx_floats("nvfp4"), 1e-6, 6e-3),
     "metal 4": (lambda: mlx(4, offsets="qbiases"), 1e-6, 2e-3),
     **{f"squeezellm {bits}": (partial(squeezed, bits), 1e-6, 6e-3) for bits in (3, 4)},
     "squeezellm dense": (lambda: squeezed(sparse=False), 1e-6, 6e-3),

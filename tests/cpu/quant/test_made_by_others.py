@@ -45,7 +45,9 @@ class File:
 def test_all_files_are_there() -> None:
     assert sorted(FILES) == [
         "bitsandbytes-fp4", "bitsandbytes-fp4-double", "bitsandbytes-int8", "bitsandbytes-nf4",
-        "bitsandbytes-nf4-double", *(f"mlx-{bits}" for bits in (2, 3, 4, 5, 6, 8)), "torchao-8da4w", "torchao-fp8",
+        "bitsandbytes-nf4-double",
+        *(f"mlx-{form}" for form in (2, 3, 4, 5, 6, 8, "mxfp4", "mxfp8", "nvfp4")),
+        "torchao-8da4w", "torchao-fp8",
         "torchao-int4", "torchao-int8"]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tokenmill.cli.verbs import app
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.demo import demo_dir
 from tokenmill.measure import quality
+from tokenmill.quant import convert
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight
 from tokenmill.quantize import calibration_text, recipes, sparse_methods, squeezellm, stored_forms
 from tokenmill.quantize import quantize_model as quantizing
@@ -387,6 +389,47 @@ def test_a_full_disk_keeps_what_is_finished(tmp_path: Path, monkeypatch: Any, da
     quantize_model(job)
     again = ["rest000032"] if harm is None else ["rest000000", "rest000032"]
     assert written == ["rest000000", "rest000032", *again] and not left.exists()
+
+
+@pytest.mark.parametrize("stop", [None, 0, 1, 3, 4])
+def test_the_disk_holds_the_output_and_one_shard(
+    tokens: Tensor, tmp_path: Path, tmp_path_factory: Any, monkeypatch: Any, stop: int | None
+) -> None:
+    """However often it stops between shards: what is finished is not made again."""
+    folder = make_tiny(tmp_path_factory.mktemp("six"), hidden=64, layers=6)
+    shard, sizes, writes = 60_000, list[int](), count()
+    target, partial = tmp_path / "out", tmp_path / ".out.partial"
+    monkeypatch.setattr(convert, "SHARD_BYTES", shard)
+
+    def saved(tensors: dict[str, Tensor], path: Path, **how: Any) -> None:
+        save_file(tensors, path, **how)
+        sizes.append(sum(each.stat().st_size for each in tmp_path.rglob("*.*") if each.is_file()))
+        if next(writes) == stop:
+            os.truncate(path, 100)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(convert, "save_file", saved)
+    job = QuantizeJob(folder, target, complete_recipe(Recipe(method="awq", group=32)), tokens=tokens)
+    if stop is not None:
+        with pytest.raises(KeyboardInterrupt):
+            quantize_model(job)
+        assert not target.exists() and not list(partial.glob("*.writing"))
+        with pytest.raises(UserError):
+            LLM(str(partial), **SMALL)
+        monkeypatch.setattr(quantizing.Stream, "calibrate", None)
+    made = quantize_model(job)
+    whole = sum(path.stat().st_size for path in target.iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"] and not (target / "state.json").exists()
+    assert len(list(target.glob("model-*.safetensors"))) > 4 and max(sizes) < whole + shard
+    index = json.loads((target / "model.safetensors.index.json").read_text())
+    found = {name: tensor for path in target.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in found.values())
+    assert index["weight_map"].keys() == found.keys()
+    monkeypatch.undo()
+    again = replace(job, target=tmp_path / "again")
+    assert replace(quantize_model(again), shards=[]) == replace(made, shards=[])
+    one = load_file(again.target / "model.safetensors")
+    assert one.keys() == found.keys() and all(torch.equal(one[name], found[name]) for name in one)
 
 
 @pytest.mark.parametrize("method", list(sparse_methods.METHODS))

@@ -21,11 +21,14 @@ import stored_forms_helpers as forms
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from stored_forms_helpers import FORMS, IN, OUT, Made, read
 
+from tokenmill import LLM
 from tokenmill.checkpoint.folder import read_config
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import ReferenceKernels, make_kernels
 from tokenmill.quant.convert import Recipe, convert
 from tokenmill.quant.detect import check_config, check_stored
+from tokenmill.quantize import stored_forms
+from tokenmill.testing.tiny import make_tiny
 
 BESIDE = ("input_scale", "output_scale")
 """About activations, which files' scales do not change."""
@@ -55,7 +58,12 @@ def test_factors_that_are_no_numbers(form: str) -> None:
             with pytest.raises(ModelError):
                 read({**tensors, part: changed(stored, value)}, config, tuple(dense.shape))
             tried += 1
-    assert tried or form in ("2:4", "mxfp4", "mxfp8")  # powers in bytes: test_ends_of_scales.py
+    assert tried or form.removeprefix("mlx ") in (
+        "2:4",
+        "mxfp4",
+        "mxfp8",
+        "nvfp4",
+    )  # test_ends_of_scales.py
 
 
 def damaged(stored: Tensor) -> dict[str, Tensor | None]:
@@ -241,6 +249,31 @@ def test_files_of_mlx_do_not_say_so(key: str, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=r"quantised with 'mlx' as .* is not supported"):
             found(**{"group_size": 64, "bits": 4, **odd})
     assert check_config({"quantization": {"quant_algo": "FP8"}}) == {}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("make", [stored_forms.bitmask, stored_forms.bitmask_of_pairs])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_numbers_of_pruned_matrices_are_looked_at(value: float, make: Any, dtype: torch.dtype) -> None:
+    tensors = make(torch.randn(8, 32), dtype).tensors
+    read(dict(tensors), {}, (8, 32))
+    with pytest.raises(ModelError, match=r"w\.compressed' holds infinities or NaN"):
+        read({**tensors, "compressed": changed(tensors["compressed"], value)}, {}, (8, 32))
+
+
+def test_plain_numbers_that_config_json_calls_quantised(tmp_path: Path) -> None:
+    """They were read as they are, in silence. Whoever wants that says so; compressed-tensors has a plain form."""
+    base = make_tiny(tmp_path / "model")
+    config, small = json.loads((base / "config.json").read_text()), {"kv_cache_memory_bytes": 4 << 20}
+    dense = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}}
+    for said in ({"quant_method": "awq", "bits": 4}, {"quant_method": "gptq", "bits": 4}, {"quant_method": "fp8"}):
+        (base / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
+        with pytest.raises(ModelError, match=rf"quantised with '{said['quant_method']}', but no tensor is.*null"):
+            LLM(str(base), **small)
+    for more in ({"hf_overrides": {"quantization_config": None}}, {"load_format": "dummy"}):
+        LLM(str(base), **small, **more).close()
+    (base / "config.json").write_text(json.dumps({**config, "quantization_config": dense}))
+    LLM(str(base), **small).close()
 
 
 @pytest.mark.parametrize("form", ["gptq 4", "awq gemm", "packed 4", "nvfp4", "mxfp4", "hqq 4", "quanto 4", "torchao 4"])

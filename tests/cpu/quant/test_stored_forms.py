@@ -36,6 +36,7 @@ from stored_forms_helpers import (
     gptq,
     hqq,
     mlx,
+    mlx_floats,
     packed_integers,
     quanto,
     read,
@@ -174,13 +175,24 @@ LIES: dict[str, tuple[Callable[[], Made], str, Any, str]] = {
     "torchao act": (torchao_pairs, "_weight_act_pre_scale", torch.zeros(1), "act_pre_scale"),
     "mlx words": (lambda: mlx(4), "weight", lambda t: t.view(torch.int32), "must hold uint32"),
     "mlx columns": (lambda: mlx(4), "weight", lambda t: t[:, :-1], "do not fit"),
-    "mlx bits": (lambda: mlx(4), "weight", lambda t: t[:, ::2], "holds 2 bits in groups of 64: config.json says"),
+    "mlx bits": (lambda: mlx(4), "weight", lambda t: t[:, ::2], r"holds 2 bits in groups of 64 \(affine\): conf"),
     "mlx groups": (lambda: mlx(4), "scales", lambda t: t[:, ::2], "do not fit"),
     "mlx scale type": (lambda: mlx(4), "scales", lambda t: t.int(), "must hold floats"),
     "mlx without scales": (lambda: mlx(4), "scales", None, "no tensor 'w.scales'"),
     "mlx without offsets": (lambda: mlx(4), "biases", None, "no tensor 'w.biases'"),
     "mlx infinite": (lambda: mlx(4), "biases", lambda t: t * float("inf"), "infinities or NaN"),
     "mlx twice": (lambda: mlx(4), "qbiases", torch.ones(OUT, 4), "'w.qbiases' lies beside"),
+    "mlx mode": (lambda: (*mlx_floats("mxfp4")[:2], mlx(4, 32)[2]), "none", None,
+                 r"holds 4 bits in groups of 32 \(mxfp4\): config.json says 4 bits in groups of 32 \(affine\)"),
+    "mlx float bits": (lambda: mlx_floats("mxfp4"), "weight", lambda t: t[:, ::2], r"holds 2 bits in .*\(floats\)"),
+    "mlx float rows": (lambda: mlx_floats("mxfp4"), "scales", lambda t: t[:-1], "do not fit"),
+    "mlx float scale type": (lambda: mlx_floats("nvfp4"), "scales", lambda t: t.view(torch.int8), "must hold floats"),
+    "mlx float nan": (lambda: mlx_floats("nvfp4"), "scales", lambda t: t | 127, "not numbers"),
+    "mlx power nan": (lambda: mlx_floats("mxfp8"), "scales", lambda t: t | 255, "not numbers"),
+    "mlx powers": (lambda: mlx_floats("mxfp4"), "scales", lambda t: t * 0 + 254, "float32's range"),
+    "mlx float powers": (lambda: mlx_floats("mxfp8"), "scales", lambda t: t * 0 + 254, "float32's range"),
+    "mlx offsets of floats": (lambda: mlx_floats("mxfp4"), "biases", torch.ones(OUT, 8), "holds 4 bits in .*affine"),
+    "bytes of another form": (lambda: gptq(4), "scales", lambda t: t.to(torch.uint8), "must hold floats"),
     "table rows": (squeezed, "lookup_table", lambda t: t[:-1], "does not fit"),
     "table width": (squeezed, "lookup_table", lambda t: t[:, :9], "does not fit"),
     "table type": (squeezed, "lookup_table", lambda t: t.int(), "must hold floats"),
@@ -396,11 +408,54 @@ def test_what_says_how_to_read_must_be_a_number(name: str, part: str, value: Ten
         read({**tensors, part: value}, config)
 
 
+@pytest.mark.parametrize("form", [4, "mxfp4", "nvfp4", None])
+@pytest.mark.parametrize("keys", [64, 128])
+def test_heads_of_mlx_lie_in_two_tensors(form: int | str | None, keys: int) -> None:
+    """What latent attention absorbs: MLX turns the keys' part of each head before it rounds."""
+    heads, values, latent, random = 3, OUT, IN, torch.Generator().manual_seed(4)
+    made: dict[str, Tensor] = {}
+    whole = []
+    for part, size in (("embed_q", (latent, keys)), ("unembed_out", (values, latent))):
+        sizes = {"bits": 4, "group_size": 64} if form == 4 else {"mode": form}
+        wide = torch.randn(heads, *size, generator=random)
+        if form is None:
+            made[f"a.{part}.weight"] = wide
+        else:
+            codes = torch.randint(-(1 << 31), 1 << 31, (heads, size[0], size[1] // 8), generator=random).int()
+            group = {4: 64, "mxfp4": 32, "nvfp4": 16}[form]
+            scales = torch.rand(heads, size[0], size[1] // group, generator=random)
+            scales = scales if form == 4 else (torch.randint(40, 99, scales.shape, generator=random)).byte()
+            named = {"weight": codes.view(torch.uint32), "scales": scales} | ({"biases": -scales} if form == 4 else {})
+            made |= {f"a.{part}.{name}": each for name, each in named.items()}
+            how = {"quant_method": "mlx", "bits": 4, "group_size": 64, "a": sizes}
+            wide = torch.stack([read({k: v[h] for k, v in named.items()}, how, size).dense() for h in range(heads)])
+        whole.append(wide)
+    dense = torch.cat((whole[0].transpose(1, 2), whole[1]), 1).flatten(0, 1)
+    how = {"quant_method": "mlx", "bits": 4, "group_size": 64, "a": {} if form is None else sizes}
+
+    def found(share: Any = None, shape: tuple[int, int] = (heads * (keys + values), latent)) -> Tensor:
+        request = WeightRequest("a.kv_b_proj", shape, share=share)
+        return load_weight(Strict(dict(made)), request, torch.float32, torch.device("cpu"), None, how).dense()
+
+    assert torch.equal(found(), dense)
+    assert torch.equal(found((0, 1, 3)), dense[keys + values : 2 * (keys + values)])
+    with pytest.raises(ModelError, match=r"not fit|has shape"):
+        found(shape=(heads * (keys + values) + 1, latent))
+    with pytest.raises(ModelError, match=r"not fit|not \[|holds 2 bits"):
+        found(shape=(heads * (2 * keys + values), latent))
+    del made["a.unembed_out.weight"]
+    with pytest.raises(ModelError, match="unembed_out"):
+        found()
+
+
 @pytest.mark.parametrize(("mine", "theirs"), [("gate_proj", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")])
-def test_experts_of_mlx_lie_in_one_tensor(mine: str, theirs: str) -> None:
+@pytest.mark.parametrize("home", ["switch_mlp", "experts"])
+def test_experts_of_mlx_lie_in_one_tensor(mine: str, theirs: str, home: str) -> None:
+    if home == "experts":
+        mine = theirs
     made = [mlx(4), mlx(4, offsets="biases")]
     made[1][0]["weight"] = made[1][0]["weight"].view(torch.int32).bitwise_not().view(torch.uint32)
-    named = {f"m.switch_mlp.{theirs}.{part}": torch.stack([one[0][part] for one in made]) for part in made[0][0]}
+    named = {f"m.{home}.{theirs}.{part}": torch.stack([one[0][part] for one in made]) for part in made[0][0]}
     ckpt, how = Strict(named), check_config({"quantization_config": made[0][2]})
 
     def found(name: str, shape: tuple[int, int] = (OUT, IN), share: Any = None) -> Tensor:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tokenmill.core.config import make_server_config
 from tokenmill.core.environment import unread_variables
+from tokenmill.core.errors import ParameterError
 
 
 @pytest.mark.parametrize(("name", "said"), [
@@ -20,3 +22,12 @@ def test_a_variable_that_nothing_reads_is_named(name: str, said: str) -> None:
 def test_options_places_and_tests_are_read() -> None:
     names = ("TOKENMILL_PORT", "TOKENMILL_MAX_MODEL_LEN", "TOKENMILL_HOME", "TOKENMILL_FAMILIES", "TOKENMILL_FUZZ_SEED")
     assert not list(unread_variables(dict.fromkeys(names, "1")))
+
+
+@pytest.mark.parametrize(("name", "text"), [("PORT", "99999"), ("LOG_LEVEL", "DEBUG"), ("MAX_N", "0")])
+def test_a_value_that_cannot_be_is_told_under_the_variables_name(name: str, text: str) -> None:
+    with pytest.raises(ParameterError, match=f"^TOKENMILL_{name} must be .*{text}"):
+        make_server_config({f"TOKENMILL_{name}": text})
+    option = name.lower()
+    with pytest.raises(ParameterError, match=f"^{option} must"):
+        make_server_config({f"TOKENMILL_{name}": text}, **{option: "DEBUG" if name == "LOG_LEVEL" else -7})

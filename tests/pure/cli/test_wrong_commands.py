@@ -33,6 +33,7 @@ WRONG = [
     # verbs of others, and slips
     ("run demo", "`tokenmill chat MODEL` talks with a model"),
     ("pull llama3.2", "names without an owner belong to Ollama's own registry"),
+    ("pull demo", "there is nothing to pull"),
     ("pull ./nowhere", "there is no such folder or file"),
     ("pull owner/model:a/b", "a model's name is NAME"),
     ("ls", "`tokenmill list`"),
@@ -40,7 +41,7 @@ WRONG = [
     ("rm ../x", "a model's name is NAME"),
     ("cp nothing mine", "'nothing' not found"),
     ("ps --url ftp://x", "an address like http://127.0.0.1:8000"),
-    ("ps --url http://127.0.0.1:9", "`tokenmill serve MODEL` starts one"),
+    ("ps --url http://127.0.0.1:9", "(Connection refused); `tokenmill serve MODEL` starts one"),
     ("create mine -f /no/such/Modelfile", "cannot be read: No such file"),
     ("create mine -q q4_K_M", "`tokenmill quantize SRC DST`"),
     ("run-batch -i in.jsonl -o out.jsonl", "`LLM.chat` take a list of prompts"),

@@ -78,7 +78,15 @@ def test_thinned_samples_keep_their_percentiles() -> None:
 
 @pytest.mark.parametrize(
     ("text", "low", "high", "median"),
-    [("512", 512, 512, 512), ("10:20", 10, 20, 15), ("normal:100:10", 40, 160, 100), ("lognormal:64:0.5", 1, 900, 64)],
+    [
+        ("512", 512, 512, 512),
+        ("10:20", 10, 20, 15),
+        ("normal:100:10", 40, 160, 100),
+        ("lognormal:64:0.5", 1, 900, 64),
+        ("4k", 4000, 4000, 4000),
+        ("1k:1Ki", 1000, 1024, 1012),
+        ("normal:1k:10", 940, 1060, 1000),
+    ],
 )
 def test_length_distributions(text: str, low: int, high: int, median: float) -> None:
     lengths, source = read_lengths(text, "--x"), random.Random(0)

@@ -81,6 +81,14 @@ REFUSED = {
     ),
     "a tokenizer": (["--tokenizer", "./nowhere"], "'./nowhere' is neither an existing folder"),
     "defaults of requests": (["--generation-config", "/nowhere"], "no generation_config.json in it"),
+    "a default that nobody reads": (
+        ["--override-generation-config", '{"temperatur": 1}'],
+        "'temperatur' is not known here",
+    ),
+    "a default that is not done": (
+        ["--override-generation-config", '{"num_beams": 4}'],
+        "'num_beams' = 4 is not applied",
+    ),
     "a default": (["--override-generation-config", '{"top_p": "x"}'], "--override-generation-config: 'top_p' = 'x'"),
     "adapters of nobody": (["--lora-modules", "a=b"], "--lora-modules needs enable_lora (--enable-lora)"),
     "an adapter without a path": (["--enable-lora", "--lora-modules", "a"], "--lora-modules takes NAME=PATH"),

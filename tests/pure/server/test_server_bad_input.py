@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from tests.pure.server.conftest import Served, Starter
-from tokenmill.server.bodies import MOST_WHOLE, validated
+from tokenmill.server.bodies import MOST_WHOLE, parse, validated
+from tokenmill.server.errors import HttpError
 from tokenmill.server.fields import few
+from tokenmill.server.openai.schemas import CompletionRequest
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 JSON = {"content-type": "application/json"}
@@ -197,3 +199,14 @@ async def test_no_combination_of_values_is_a_server_error(start: Starter, data: 
         assert response.status_code < 500, (body, response.text)
         assert not ADDRESS.search(response.text)
     assert served.context.gate.open == 0 and not served.fake.fleet.open_requests
+
+
+@pytest.mark.parametrize(
+    "half", [rb"\ud83d", rb"\ud83d x", rb"\udc00", rb"\\\ud83d\ud83d\ude00", rb"\ud83d\ude00\ude00"]
+)
+def test_half_of_a_character_is_called_so(half: bytes) -> None:
+    """JavaScript writes one where a text was cut within an emoji. The reader would call it the body's end."""
+    with pytest.raises(HttpError, match=r"\\ud83d|\\udc00|\\ude00") as found:
+        parse(b'{"prompt": "' + half + b'"}', CompletionRequest)
+    assert "half of a character" in found.value.message
+    assert parse(rb'{"prompt": "\ud83d\ude00\\ud83d"}', CompletionRequest).prompt == "\U0001f600\\ud83d"

@@ -158,6 +158,13 @@ def test_two_servers_on_one_port_while_the_first_one_loads() -> None:
                 _bind(listening(port=port, host=host))
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_that_is_not_this_machines_is_the_hosts_fault(host: str) -> None:
+    with pytest.raises(UserError, match="Choose another with --host") as refused:
+        _bind(listening(port=0, host=host))
+    assert refused.value.param == "host"
+
+
 def test_a_port_is_free_again_at_once() -> None:
     """Connections that ended a moment ago do not keep a server from starting again."""
     with _bind(listening(port=0)) as first:

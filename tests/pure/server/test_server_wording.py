@@ -13,6 +13,7 @@ from tokenmill.server.request_rules import ALIASES
 
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+MCP = {"type": "mcp", "server_label": "a", "server_url": "http://a"}
 EMPTY_TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 ANTHROPIC = {"messages": HELLO, "max_tokens": 4, "model": "fake"}
 INFER = "/v2/models/fake/infer"
@@ -21,7 +22,8 @@ SCHEMA = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
 CALLS = {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}
 NAMED = {"type": "function", "function": {"name": "f"}}
 ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
-CLAUDE = {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any"}}
+CLAUDE_TOOL = {"name": "f", "input_schema": {"type": "object"}}
+CLAUDE = {"tools": [CLAUDE_TOOL], "tool_choice": {"type": "any"}}
 
 CALLED = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
 THOUGHT = {"type": "thinking", "thinking": "a", "signature": ""}
@@ -93,6 +95,12 @@ SAID = [
     (RESPONSES, {"input": [{"role": "user", "content": [{}]}]}, "Content of type null is not"),
     (RESPONSES, {"input": "a", "tools": [{"type": []}]}, "Tools of type a list are not"),
     (RESPONSES, {"input": "a", "tools": [{"type": True}]}, "Tools of type a boolean are not"),
+    # A tool of another kind is refused by its type, in every API, whatever its other fields are.
+    (CHAT, {"messages": HELLO, "tools": [MCP]}, "tools.0: Tools of type 'mcp' are not"),
+    (RESPONSES, {"input": "a", "tools": [EMPTY_TOOL, MCP]}, "tools.1: Tools of type 'mcp' are not"),
+    ("/api/chat", {"model": "fake", "messages": HELLO, "tools": [MCP]}, "tools.0: Tools of type 'mcp' are not"),
+    (MESSAGES, {**ANTHROPIC, "tools": [{"type": "mcp_toolset", "mcp_server_name": "a"}]}, "of type 'mcp_toolset' are"),
+    (MESSAGES, {**ANTHROPIC, "tools": [{**CLAUDE_TOOL, "type": "bash_20250124"}]}, "of type 'bash_20250124' ar"),
     # The field that asks for many outputs is blamed for them.
     (TEXT, {"prompt": "a", "best_of": 3, "temperature": 0}, "best_of = 3 greedy samples"),
     (CHAT, {"messages": HELLO, "best_of": 3, "n": 2, "temperature": 0}, "best_of = 3 greedy samples"),

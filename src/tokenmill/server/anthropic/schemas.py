@@ -12,7 +12,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.errors import quoted
-from tokenmill.server.fields import MOST_MESSAGES, MOST_METADATA, MOST_PARTS, MOST_TOOLS, Inside, Label, check_text, few
+from tokenmill.server.fields import (
+    MOST_MESSAGES,
+    MOST_METADATA,
+    MOST_PARTS,
+    MOST_TOOLS,
+    Inside,
+    Label,
+    check_text,
+    check_tool,
+    few,
+)
 
 LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -54,8 +64,13 @@ class Tool(BaseModel):
     name: Annotated[str, Field(min_length=1, max_length=1024)]
     description: str | None = None
     input_schema: dict[str, Any] | None = None
-    type: str | None = None
+    type: Literal["custom"] | None = None
     strict: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: object) -> object:
+        return check_tool(given, "custom", None)
 
 
 class ToolChoice(BaseModel):

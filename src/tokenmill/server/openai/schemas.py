@@ -23,6 +23,7 @@ from tokenmill.server.fields import (
     Label,
     Metadata,
     check_text,
+    check_tool,
     few,
 )
 from tokenmill.structured.limits import MAX_ENUM
@@ -237,6 +238,11 @@ class Tool(BaseModel):
     model_config = STRICT
     type: Literal["function"] = "function"
     function: FunctionDefinition
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: object) -> object:
+        return check_tool(given, "function")
 
 
 class ChatRequest(SamplingFields):

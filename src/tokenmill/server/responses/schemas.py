@@ -114,7 +114,7 @@ class TalkRequest(BaseModel):
         if self.truncation == "auto":
             found["truncate_prompt_tokens"] = -1
         if self.tools:
-            found["tools"] = [_tool(tool, number) for number, tool in enumerate(self.tools)]
+            found["tools"] = [_tool(tool) for tool in self.tools]
         if self.tool_choice is not None:
             found["tool_choice"] = _choice(self.tool_choice)
         return found
@@ -244,13 +244,8 @@ def _format(text: Text | None) -> dict[str, Any] | None:
     return given
 
 
-def _tool(tool: dict[str, Any], number: int) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise ParameterError(
-            f"Tools of type {quoted(tool.get('type'))} are not supported in this version: only functions are.",
-            param=f"tools.{number}",
-        )
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    return {"type": tool.get("type"), "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
 def _choice(given: Any) -> Any:

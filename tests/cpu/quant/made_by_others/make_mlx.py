@@ -21,3 +21,11 @@ for bits in (2, 3, 4, 5, 6, 8):
     wide = (each.astype(mx.float32) for each in (made.scales, made.biases))
     outputs = X @ mx.dequantize(made.weight, *wide, made.group_size, bits).T
     mx.save_safetensors(str(FOLDER / f"mlx-{bits}.safetensors"), {**tensors, "x": X, "outputs": outputs})
+
+for mode in ("mxfp4", "mxfp8", "nvfp4"):
+    plain = nn.Linear(COLUMNS, ROWS, bias=False)
+    plain.weight = WEIGHT
+    made = plain.to_quantized(mode=mode)
+    outputs = X @ mx.dequantize(made.weight, made.scales, mode=mode).astype(mx.float32).T
+    tensors = {"w.weight": made.weight, "w.scales": made.scales, "x": X, "outputs": outputs}
+    mx.save_safetensors(str(FOLDER / f"mlx-{mode}.safetensors"), tensors)
