@@ -15,7 +15,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from tokenmill.checkpoint.safetensors_header import read_header, safetensors_files
+from tokenmill.checkpoint.safetensors_header import TensorEntry, read_header, safetensors_files
 from tokenmill.checkpoint.shards import check_shape, no_tensor, place
 from tokenmill.checkpoint.whole_tensors import WholeTensors
 from tokenmill.core.errors import ModelError
@@ -48,11 +48,12 @@ class SafetensorsFile:
     """One memory-mapped file. Tensors are views of the map and keep it alive.
 
     copied: the file is read instead of mapped. Others may change it, and a map of a file that gets shorter ends the
-    process."""
+    process. Each tensor has memory of its own then: to get or free all at once would keep other threads waiting."""
 
     def __init__(self, path: Path, *, copied: bool = False) -> None:
         self.path = path
-        self._map: mmap.mmap | bytearray
+        self._map: mmap.mmap | None = None
+        self._read: dict[str, Tensor] = {}
         try:
             with open_regular(path) as file:
                 self._data, self.entries = read_header(file)
@@ -60,7 +61,10 @@ class SafetensorsFile:
                 if file.seek(0, 2) != size:
                     raise ModelError("it has changed while it was read")
                 # A private map is writable but never changes the file, so torch accepts it without a warning.
-                self._map = _whole(file, size) if copied else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                if copied:
+                    self._read = {name: _bytes_of(file, self._data, entry) for name, entry in self.entries.items()}
+                else:
+                    self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except ModelError as error:
             reason = str(error)
             raise ModelError(reason if reason.startswith(str(path)) else f"{path}: {reason}") from error
@@ -73,6 +77,8 @@ class SafetensorsFile:
         dtype = DTYPES[entry.dtype]
         if entry.begin == entry.end:
             return torch.empty(entry.shape, dtype=dtype)
+        if self._map is None:
+            return self._read[name].view(dtype).view(entry.shape)
         raw = torch.frombuffer(
             self._map, dtype=torch.uint8, count=entry.end - entry.begin, offset=self._data + entry.begin
         )
@@ -81,12 +87,12 @@ class SafetensorsFile:
         return raw.view(dtype).view(entry.shape)
 
 
-def _whole(file: BinaryIO, size: int) -> bytearray:
-    file.seek(0)
-    data = bytearray(size)
-    if file.readinto(data) != size:  # type: ignore[attr-defined]
+def _bytes_of(file: BinaryIO, start: int, entry: TensorEntry) -> Tensor:
+    found = torch.empty(entry.end - entry.begin, dtype=torch.uint8)
+    file.seek(start + entry.begin)
+    if file.readinto(found.numpy()) != len(found):  # type: ignore[attr-defined]
         raise ModelError("it has changed while it was read")
-    return data
+    return found
 
 
 class SafetensorsCheckpoint(WholeTensors):

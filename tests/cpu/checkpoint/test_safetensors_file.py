@@ -91,6 +91,19 @@ def test_tensors_outlive_the_checkpoint_and_leave_the_file_alone(tmp_path: Path)
     assert path.read_bytes() == before
 
 
+def test_a_file_that_is_read_may_change_afterwards(tmp_path: Path) -> None:
+    """Each tensor has memory of its own: a whole file's would be got and freed in one long call."""
+    path, values = tmp_path / "model.safetensors", torch.randn(7)
+    header = json.dumps({"a": entry([7], 0, 28), "none": entry([0], 28, 28), "b": entry([2], 28, 36)}).encode()
+    write(path, header + b" " * 3, values.numpy().tobytes() + torch.ones(2).numpy().tobytes())
+    file = SafetensorsFile(path, copied=True)
+    path.write_bytes(b"")
+    assert torch.equal(file.tensor("a"), values) and file.tensor("none").shape == (0,)
+    for name, length in (("a", 7), ("b", 2)):
+        tensor = file.tensor(name)
+        assert tensor.untyped_storage().nbytes() == 4 * length and tensor.data_ptr() % 4 == 0
+
+
 def test_an_odd_address_is_copied_to_an_even_one(tmp_path: Path) -> None:
     values = torch.randn(4)
     header = json.dumps({"w": entry([4], 0, 16)}).encode()
