@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tokenmill.models.text_names import is_apart
+
 _ROOTS = frozenset(
     {"model", "language_model", "transformer", "decoder", "gpt_neox", "backbone", "text_model", "thinker"}
 )
 """What may stand before the layers of a language model."""
+_BESIDE = ("", "model.", "thinker.")
+"""What may stand before the parts beside it."""
 _SAME = {
     "block_sparse_moe": "mlp",
     "w1": "gate_proj",
@@ -66,6 +70,9 @@ class Names:
         """The stored matrix of a module; None: there is no such, or several."""
         if module in self.exact:
             return module
+        if is_apart(module):  # of eyes and ears only the root differs
+            bare = module.removeprefix("model.").removeprefix("thinker.")
+            return next((path for root in _BESIDE if (path := root + bare) in self.exact), None)
         for key in (tail(module), tail(alike(module))):
             if key is not None and self.tails.get(key) is not None:
                 return self.tails[key]

@@ -6,7 +6,7 @@ Must not know: the model that the adapter is for (lora/fit.py does), devices.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,6 +85,16 @@ class Adapter:
                 yield module, tensor
         for module, found in self.tokens.items():
             yield module, found.rows
+
+    def drop(self, apart: Callable[[str], bool]) -> int:
+        """Leave these modules out: -> how many there were."""
+        count = 0
+        for group in (self.linear, self.tables, self.whole, self.stacked, self.tokens):
+            gone = [module for module in group if apart(module)]
+            for module in gone:
+                del group[module]
+            count += len(gone)
+        return count
 
     def check_numbers(self) -> None:
         """Refuse NaN and infinity: they would end up in other requests' caches, too."""

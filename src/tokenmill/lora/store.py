@@ -8,6 +8,7 @@ plan needs them. Must not know: requests, names, who decides about slots.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,9 +29,13 @@ from tokenmill.lora.gguf import read_gguf_adapter
 from tokenmill.lora.layout import arranged
 from tokenmill.lora.peft import OLD, SAFE, Adapter, read_peft
 from tokenmill.lora.sites import Sites, mixing
+from tokenmill.models.text_names import is_apart
+from tokenmill.models.text_part import TEXT_OF
 
 Mark = list[tuple[str, int, int]]
 """Of each of an adapter's files: its name, its size and the time of its last change."""
+
+log = logging.getLogger("tokenmill.lora")
 
 
 @dataclass(slots=True)
@@ -220,6 +225,12 @@ def fitted(path: Path, sites: Sites) -> Fitter:
     """A file's adapter, made the contents of these sites' slots; raises ModelError for what does not belong there."""
     adapter = read_adapter(path, sites.config)
     adapter.check_numbers()
+    if TEXT_OF in sites.config and (count := adapter.drop(is_apart)):
+        log.warning("%s: text only: %d modules of what sees and hears are not used.", path, count)
+        if next(adapter.numbers(), None) is None:
+            raise ModelError(
+                f"{path}: the adapter changes only what sees or hears, and the model is served as text alone."
+            )
     fitter = Fitter(adapter, sites)
     fitter.fit()
     return fitter

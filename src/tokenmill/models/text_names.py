@@ -27,12 +27,17 @@ _ELSEWHERE = re.compile(
 """Tensors of the other parts."""
 
 
+def is_apart(name: str) -> bool:
+    """Does this name of a tensor or module belong to the other parts?"""
+    return _ELSEWHERE.match(name) is not None
+
+
 def text_names(stored: Iterable[str]) -> tuple[dict[str, str], list[str]]:
     """The family's names -> the stored ones; and the stored names of the other parts."""
     found: dict[str, str] = {}
     apart: list[str] = []
     for name in stored:
-        if _ELSEWHERE.match(name):
+        if is_apart(name):
             apart.append(name)
             continue
         prefix = next((pair for pair in _PREFIXES if name.startswith(pair[0])), ("", ""))

@@ -39,6 +39,8 @@ from tokenmill.structured.shapes import (
     non,
 )
 
+MAX_INLINE = 64
+"""Longer forms are written once: contains writes one for each place of each alternative."""
 MAX_SPLIT = 8
 MAX_PLACES, MAX_PLACINGS = 16, 300
 """contains: the items that it counts are among this many first ones; so many choices of places are tried."""
@@ -100,7 +102,8 @@ class Emitter:
                 here, self.where = self.where, node
                 made = self._sum(found)
                 self.where = here
-                return False if made is None else made
+                if made is None or len(str(made)) <= MAX_INLINE:
+                    return False if made is None else made
             self.names[node] = str(len(self.names))
             self.queue.append(node)
         return {"$ref": f"#/$defs/{self.names[node]}"}

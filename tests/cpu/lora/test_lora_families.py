@@ -16,6 +16,8 @@ from families_helpers import CASES
 from family_cases import ALL, FIRST
 from open_helpers import Opened
 from parity import load, theirs
+from safetensors.torch import load_file
+from text_part_cases import make as make_seeing
 from torch import nn
 
 from tokenmill.core.config import make_config
@@ -25,6 +27,7 @@ from tokenmill.lora.merge import merge
 from tokenmill.lora.sites import Sites
 from tokenmill.lora.store import LoraStore
 from tokenmill.measure.adapter_fit import Found, find_fit
+from tokenmill.models.registry import read
 
 pytest.importorskip("peft")
 FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"
@@ -287,6 +290,24 @@ def test_a_bias_of_some_of_a_joined_matrix_says_what_to_train(tmp_path: Path) ->
     grown(reference, tmp_path / "adapter", target_modules=["q_proj", "v_proj"], bias="lora_only")
     with pytest.raises(ModelError, match=r"train it of all three \(target_modules"):
         ours_with(config, tensors, tmp_path / "adapter", [1, 2], ReferenceKernels(), None)
+
+
+def test_what_an_adapter_changes_of_eyes_is_not_used_in_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reference, config, tensors = make_seeing("llava", tmp_path / "base")
+    tokens = [3 + 7 * i % 60 for i in range(19)]
+    plain = theirs(reference, tokens)
+    expected = theirs(grown(reference, tmp_path / "adapter", target_modules=["q_proj", "v_proj"]), tokens)
+    found, without = ours_with(read(config), tensors, tmp_path / "adapter", tokens, ReferenceKernels(), None)
+    check(found, without, expected, plain)
+    assert "2 modules of what sees and hears are not used" in caplog.text
+    merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    changed = {name for name, tensor in tensors.items() if not torch.equal(merged[name], tensor)}
+    assert {"vision_tower" in name for name in changed} == {True, False}
+    again, _, _ = make_seeing("llava", tmp_path / "base")
+    grown(again, tmp_path / "eyes", target_modules=r".*vision_tower.*q_proj")
+    with pytest.raises(ModelError, match="changes only what sees or hears"):
+        ours_with(read(config), tensors, tmp_path / "eyes", tokens, ReferenceKernels(), None)
 
 
 STACKED = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "NemotronHForCausalLM", "GraniteMoeForCausalLM",

@@ -340,6 +340,33 @@ PUBLISHED: dict[str, dict[str, Any]] = {
                         "num_attention_heads": 15, "num_hidden_layers": 32, "num_key_value_heads": 5,
                         "pixel_shuffle_factor": 4, "qk_layer_norms": False, "rms_norm_eps": 1e-05,
                         "rope_interleaved": False, "rope_theta": 100000, "vocab_size": 49280}},
+    "qwen3-omni-30b": {
+        "architectures": ["Qwen3OmniMoeForConditionalGeneration"], "code2wav_config": {}, "enable_audio_output": True,
+        "model_type": "qwen3_omni_moe", "talker_config": {}, "thinker_config": {
+            "audio_config": {}, "audio_token_id": 151675, "model_type": "qwen3_omni_moe_thinker", "vision_config": {},
+            "position_id_per_seconds": 13, "text_config": {
+                "decoder_sparse_step": 1, "head_dim": 128, "hidden_size": 2048, "intermediate_size": 768,
+                "max_position_embeddings": 65536, "mlp_only_layers": [], "model_type": "qwen3_omni_moe_text",
+                "num_attention_heads": 32, "num_experts": 128, "num_hidden_layers": 48, "rope_theta": 1000000,
+                "rope_scaling": {"interleaved": True, "mrope_interleaved": True, "mrope_section": [24, 20, 20],
+                                 "rope_type": "default", "type": "default"},
+                "shared_expert_intermediate_size": 0, "sliding_window": None, "tie_word_embeddings": False,
+                "use_qk_norm": True, "use_sliding_window": False, "vocab_size": 152064}}},
+    "aya-vision-8b": {
+        "adapter_layer_norm_eps": 1e-06, "architectures": ["AyaVisionForConditionalGeneration"],
+        "downsample_factor": 2, "model_type": "aya_vision", "vision_config": {}, "text_config": {
+            "cache_implementation": "hybrid", "head_dim": 128, "hidden_size": 4096, "layer_switch": 4,
+            "logit_scale": 0.25, "model_type": "cohere2", "num_attention_heads": 32, "num_hidden_layers": 32,
+            "num_key_value_heads": 8, "order_of_interleaved_layers": "local_attn_first", "rope_theta": 50000,
+            "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "sliding_window_pattern": 4,
+            "use_embedding_sharing": True, "use_gated_activation": True, "use_parallel_block": True}},
+    "granite-speech-3.3-8b": {
+        "architectures": ["GraniteSpeechForConditionalGeneration"], "audio_token_index": 49159, "downsample_rate": 5,
+        "encoder_config": {"context_size": 200}, "has_lora_adapter": True, "initializer_range": 0.02,
+        "model_type": "granite_speech", "projector_config": {}, "tie_word_embeddings": False, "window_size": 15,
+        "text_config": {"attention_multiplier": 0.0078125, "embedding_multiplier": 12.0, "hidden_size": 4096,
+                        "logits_scaling": 16.0, "model_type": "granite", "num_key_value_heads": 8,
+                        "residual_multiplier": 0.22, "rope_scaling": None, "rope_theta": 10000000.0}},
     "mistral-small-3.1": {
         "architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10, "model_type": "mistral3",
         "multimodal_projector_bias": False, "projector_hidden_act": "gelu", "spatial_merge_size": 2,

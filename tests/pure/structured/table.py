@@ -201,6 +201,7 @@ TABLE: dict[str, list[tuple[Any, list[Any], list[Any]]]] = {
         ({"contains": {"const": 1}, "minContains": 2}, [[1, 1], [2, 1, 3, 1], [1, 1, 1], "x"], [[], [1], [1, 2, 3]]),
         ({"contains": {"const": 1}, "maxContains": 1}, [[1], [2, 1, 3], "x"], [[], [2], [1, 1], [1, 2, 3, 1]]),
         ({"contains": {"const": 1}, "minContains": 0, "maxContains": 1}, [[], [2], [2, 1]], [[1, 2, 1]]),
+        ({"contains": {"type": "number", "multipleOf": 3}, "maxContains": 2}, [[3], [4, 6, 9]], [[4], [3, 6, 9]]),
         (
             {
                 "contains": {"type": "integer"},
