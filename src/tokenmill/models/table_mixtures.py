@@ -99,7 +99,7 @@ ROWS: dict[str, Family] = {
             needed=(*SIZES, "moe_intermediate_size", "num_experts", "num_local_experts"),
             defaults={**_QWEN_KEYS, "num_key_value_heads": 4, "head_dim": None, "attention_bias": False,
                       "num_experts_per_tok": 8},
-            only={**NO_MLP_BIAS, "use_qk_norm": (True,)},
+            only={**NO_MLP_BIAS, "use_qk_norm": (True,), "shared_expert_intermediate_size": (0,)},
             # Transformers windows every layer of this family or none, whatever max_window_layers says.
             ignored=(*MOE, "max_window_layers"),
             layers="full_attention",
