@@ -56,6 +56,10 @@ TEXTS: dict[str, Text] = {
     "gemma3_text": Text("Gemma3ForCausalLM", _GEMMA3, {"final_logit_softcapping": ()}),
     "gemma3n_text": Text("Gemma3nForCausalLM", _sizes(262400, 2048, 16384, 35, 8)),
     "gemma4_text": Text("Gemma4ForCausalLM", _GEMMA4),
+    # Gemma 4 12B: without embeddings of each layer's own and without experts.
+    "gemma4_unified_text": Text("Gemma4ForCausalLM", {
+        **_GEMMA4, "max_position_embeddings": 262144, "sliding_window": 1024, "hidden_size_per_layer_input": 0},
+        {"hidden_size_per_layer_input": (0,), "enable_moe_block": (False,)}),
     "llama4_text": Text("Llama4ForCausalLM", _sizes(202048, 5120, 8192, 48, 40, num_local_experts=16)),
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
@@ -116,6 +120,7 @@ OUTERS: dict[str, Outer] = {
     "Gemma3nForConditionalGeneration": Outer("gemma3n", "gemma3n_text", (
         "audio_soft_tokens_per_image", "vision_soft_tokens_per_image")),
     "Gemma4ForConditionalGeneration": Outer("gemma4", "gemma4_text", ("vision_soft_tokens_per_image",)),
+    "Gemma4UnifiedForConditionalGeneration": Outer("gemma4_unified", "gemma4_unified_text"),
     "Mistral3ForConditionalGeneration": Outer("mistral3", "mistral", (*_IMAGE, "spatial_merge_size")),
     "Llama4ForConditionalGeneration": Outer("llama4", "llama4_text"),
     "Glm4vForConditionalGeneration": Outer("glm4v", "glm4v_text"),

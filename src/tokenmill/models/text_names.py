@@ -20,9 +20,10 @@ _PREFIXES = (
 )
 """Prefixes of text parts: stored -> the family's."""
 _ELSEWHERE = re.compile(
-    r"(model\.|thinker\.)?(talker|token2wav|code2wav|visual|vision_tower|vision_model|vision_encoder|image_tower|video_tower|multi_modal_projector|"
-    r"vision_projection|vision_projector|mm_projector|projector|connector|aligner|merger|visual_embeddings_table|"
-    r"audio_tower|audio_model|encoder|embed_vision|embed_audio|image_newline)(\.|$)"
+    r"(model\.|thinker\.)?(talker|token2wav|code2wav|visual|visual_embeddings_table|vision_tower|vision_model|"
+    r"vision_encoder|vision_embedder|vision_projection|vision_projector|image_tower|image_newline|video_tower|embed_vision|"
+    r"audio_tower|audio_model|audio_embedder|embed_audio|encoder|multi_modal_projector|mm_projector|projector|connector|"
+    r"aligner|merger)(\.|$)"
 )
 """Tensors of the other parts."""
 

@@ -51,6 +51,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any
     "gemma4": ("Gemma4", GEMMA4, {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 2,
         "position_embedding_size": 16}, {"image_token_id": 1000, "video_token_id": 1001, "audio_token_id": 1002}),
+    "gemma4-12b": ("Gemma4Unified", {**{k: v for k, v in GEMMA4.items() if "per_layer" not in k},
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1}, {
+            "patch_size": 2, "pooling_kernel_size": 1, "mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 32},
+        {}),
     "mistral3": ("Mistral3", {**BASE, "model_type": "mistral", "head_dim": 16, "sliding_window": None}, PIXTRAL,
         {**IMAGE, "tie_word_embeddings": False}),
     "ministral3": ("Mistral3", {**BASE, "model_type": "ministral3", "head_dim": 8, "rope_parameters": MINISTRAL3},
