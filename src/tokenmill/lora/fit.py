@@ -30,7 +30,7 @@ _SLICE = 1024
 
 @dataclass(slots=True)
 class Piece:
-    """One part of one product: down [in, r] and up [r, out of the part] in the compute dtype."""
+    """One part of one product: down [in, r] and up [r, out of the part] in the compute dtype, not yet laid out so."""
 
     part: int
     down: Tensor
@@ -139,7 +139,7 @@ class Fitter:
         if low.magnitude is not None or low.bias is not None:
             self._check_apart(module, place)
         fill, start = self._fill(place.site, module), place.site.borders[place.part]
-        down, up = low.down.float(), low.up.float() * low.scale
+        down, up = low.down, low.up.float() * low.scale
         magnitude, bias = low.magnitude, low.bias
         if source.rows is not None:
             up = up[source.rows]
@@ -147,7 +147,7 @@ class Fitter:
         if place.site.form is not None:
             if bias is not None:
                 raise self._refuse(module, "is taken into other matrices when the model is loaded: it can have no bias")
-            wide = _rows(place, 0, len(up)) + up @ down
+            wide = _rows(place, 0, len(up)) + up @ down.float()
             if magnitude is not None:
                 wide = wide * (magnitude.float() / torch.linalg.vector_norm(wide, dim=1))[:, None]
             self._take_form(fill, module, wide)
@@ -155,7 +155,7 @@ class Fitter:
         if magnitude is not None:
             if source.columns is not None:
                 raise self._refuse(module, "is split over ranks by columns, where DoRA is not supported")
-            gain = magnitude.float() / _norms(place, down, up)
+            gain = magnitude.float() / _norms(place, down.float(), up)
             up = up * gain[:, None]
             fill.gains.append((start, gain))
             if place.bias is not None:
@@ -170,7 +170,7 @@ class Fitter:
         if any(piece.part == part for piece in fill.pieces):
             raise ModelError(f"{self.adapter.where}: two of its modules are the same matrix of this model.")
         dtype = self.sites.dtype
-        piece = Piece(part, down.t().contiguous().to(dtype), up.t().contiguous().to(dtype))
+        piece = Piece(part, down.to(dtype).t(), up.to(dtype).t())
         if not (all_finite(piece.down) and all_finite(piece.up)):  # kernels multiply other rows' zeros by it
             raise self._refuse(module, f"times its scale is too large for {str(dtype).removeprefix('torch.')}")
         fill.pieces.append(piece)
