@@ -7,58 +7,31 @@ Must not know: models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tokenmill.checkpoint.whole_tensors import AroundCheckpoint
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
 
 
-class CheckedCheckpoint:
+class CheckedCheckpoint(AroundCheckpoint):
     """A Checkpoint around another one."""
 
     def __init__(self, inner: Checkpoint, *, thorough: bool = False) -> None:
         """thorough: damage is refused; numbers of one byte and quantised blocks are looked at, too, which takes
         time."""
-        self.inner = inner
+        super().__init__(inner)
         self.thorough = thorough
         self.sums: dict[str, Tensor] = {}
 
-    def names(self) -> Iterable[str]:
-        """As the inner one."""
-        return self.inner.names()
-
-    def has(self, name: str) -> bool:
-        """As the inner one."""
-        return self.inner.has(name)
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """As the inner one."""
-        return self.inner.shape(name)
-
-    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """A whole tensor. It is checked."""
-        return self._noted(name, self.inner.tensor(name, shape, dtype))
-
-    def part(
-        self,
-        name: str,
-        dim: int,
-        start: int,
-        stop: int,
-        shape: tuple[int, ...] | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """Part of a tensor. It is checked."""
-        return self._noted(name, self.inner.part(name, dim, start, stop, shape, dtype))
-
-    def close(self) -> None:
-        """As the inner one."""
-        self.inner.close()
+    def taken(self, name: str, found: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """It is checked."""
+        return self._noted(name, found)
 
     def __getattr__(self, name: str) -> Any:
         """Methods that only some checkpoints have (blocks)."""

@@ -11,6 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from tokenmill.checkpoint.whole_tensors import WholeTensors
 from tokenmill.core.errors import ModelError
 
 # Prime, so that no row length divides it: otherwise rows of the repeated block would be equal.
@@ -22,7 +23,7 @@ _BIAS = re.compile(r"(?:^|[._])bias$")
 _SCALES = re.compile(r"scales?(?:_inv)?$")
 
 
-class DummyCheckpoint:
+class DummyCheckpoint(WholeTensors):
     """A checkpoint in which every tensor exists. Weights are ~ N(0, 0.02), norms are one, biases are zero. The same
     name, seed, shape and dtype give the same values on every device.
 
@@ -55,18 +56,6 @@ class DummyCheckpoint:
             # fp8 types cannot be filled directly.
             return torch.full(shape, constant, device=self._device).to(dtype)
         return self._window(name, shape, dtype)
-
-    def part(
-        self,
-        name: str,
-        dim: int,
-        start: int,
-        stop: int,
-        shape: tuple[int, ...] | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """start:stop of one dimension, cut from the whole tensor, so that parts fit together."""
-        return self.tensor(name, shape, dtype).narrow(dim, start, stop - start).clone()
 
     def close(self) -> None:
         """Free the random blocks."""

@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from tokenmill.checkpoint.whole_tensors import AroundCheckpoint
 from tokenmill.compute.model import Checkpoint
 
 
-class RenamedCheckpoint:
+class RenamedCheckpoint(AroundCheckpoint):
     """The tensors of `inner` that `table` (name -> stored name) lists. An empty table lists all."""
 
     def __init__(self, inner: Checkpoint, table: Mapping[str, str]) -> None:
-        self.inner, self.table = inner, dict(table)
+        super().__init__(inner)
+        self.table = dict(table)
 
     def names(self) -> Iterable[str]:
         """The new names."""
@@ -33,23 +32,7 @@ class RenamedCheckpoint:
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """As the inner one."""
-        return self.inner.shape(self._stored(name))
-
-    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """A whole tensor."""
-        return self.inner.tensor(self._stored(name), shape, dtype)
-
-    def part(
-        self,
-        name: str,
-        dim: int,
-        start: int,
-        stop: int,
-        shape: tuple[int, ...] | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """start:stop of one dimension."""
-        return self.inner.part(self._stored(name), dim, start, stop, shape, dtype)
+        return self.inner.shape(self.stored(name))
 
     def __getattr__(self, name: str) -> Any:
         """Methods that only some checkpoints have (blocks)."""
@@ -57,11 +40,8 @@ class RenamedCheckpoint:
         return partial(self._blocks, found) if name == "blocks" else found
 
     def _blocks(self, ask: Callable[..., Any], name: str, *args: Any) -> Any:
-        return ask(self._stored(name), *args)
+        return ask(self.stored(name), *args)
 
-    def close(self) -> None:
-        """As the inner one."""
-        self.inner.close()
-
-    def _stored(self, name: str) -> str:
+    def stored(self, name: str, shape: tuple[int, ...] | None = None) -> str:
+        """The inner one's name."""
         return self.table.get(name, name)

@@ -1,15 +1,18 @@
-"""What checkpoints share whose whole tensors cost little, as they are maps of files, or are made as a whole. Owns:
-cutting parts out of them. Must not know: file formats.
+"""What checkpoints share: those whose whole tensors cost little, as they are maps of files, or are made as a whole, and
+those that stand around another one. Owns: cutting parts out of the former; asking the latter's inner one.
+Must not know: file formats.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
 
 
@@ -40,3 +43,50 @@ class WholeTensors(ABC):
                 f"{where}tensor {name!r} of shape {list(whole.shape)} has no part {start}:{stop} in dimension {dim}"
             )
         return whole.narrow(dim, start, stop - start)
+
+
+class AroundCheckpoint:
+    """A checkpoint around another one. What it makes of whole tensors it makes of parts, too."""
+
+    def __init__(self, inner: Checkpoint) -> None:
+        self.inner = inner
+
+    def stored(self, name: str, shape: tuple[int, ...] | None) -> str:
+        """The inner one's name of a tensor that is asked for."""
+        return name
+
+    def taken(self, name: str, found: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """What is given of a tensor, or a part of one."""
+        return found
+
+    def names(self) -> Iterable[str]:
+        """As the inner one."""
+        return self.inner.names()
+
+    def has(self, name: str) -> bool:
+        """As the inner one."""
+        return self.inner.has(name)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """As the inner one."""
+        return self.inner.shape(name)
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """A whole tensor."""
+        return self.taken(name, self.inner.tensor(self.stored(name, shape), shape, dtype), dtype)
+
+    def part(
+        self,
+        name: str,
+        dim: int,
+        start: int,
+        stop: int,
+        shape: tuple[int, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """start:stop of one dimension."""
+        return self.taken(name, self.inner.part(self.stored(name, shape), dim, start, stop, shape, dtype), dtype)
+
+    def close(self) -> None:
+        """As the inner one."""
+        self.inner.close()

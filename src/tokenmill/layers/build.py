@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.checkpoint.whole_tensors import AroundCheckpoint
 from tokenmill.compute.adapters import AdapterSite, AdapterSites, Forms
 from tokenmill.compute.forward import Kernels, KVSpec, NormSpec, RopeSpec, StateSpec, Weight
 from tokenmill.compute.model import Checkpoint, Group
@@ -332,50 +333,35 @@ def bare(weight: Any) -> Any:
     return getattr(weight, "base", weight)
 
 
-def _converted(found: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
-    if dtype is None:
-        return found
-    check_real(found, name, dtype)
-    return found.to(dtype)
-
-
-class _Checked:
+class _Checked(AroundCheckpoint):
     """A checkpoint that notes what is pulled, refuses missing or misshapen tensors, and converts to the dtype asked
     for."""
 
     def __init__(self, inner: Checkpoint, used: set[str]) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.used = used
-        self.names, self.has, self.shape, self.close = inner.names, inner.has, inner.shape, inner.close
 
-    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        self._note(name, shape)
-        return _converted(self.inner.tensor(name, shape, dtype), name, dtype)
-
-    def part(
-        self,
-        name: str,
-        dim: int,
-        start: int,
-        stop: int,
-        shape: tuple[int, ...] | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        self._note(name, shape)
-        return _converted(self.inner.part(name, dim, start, stop, shape, dtype), name, dtype)
+    def taken(self, name: str, found: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """It is converted."""
+        if dtype is None:
+            return found
+        check_real(found, name, dtype)
+        return found.to(dtype)
 
     def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Any | None:
         """The quantised blocks of a matrix, if the checkpoint has any."""
         ask = getattr(self.inner, "blocks", None)
         found = None if ask is None or not self.inner.has(name) else ask(name, shape)
         if found is not None:
-            self._note(name, shape)
+            self.stored(name, shape)
         return found
 
-    def _note(self, name: str, shape: tuple[int, ...] | None) -> None:
+    def stored(self, name: str, shape: tuple[int, ...] | None) -> str:
+        """It is noted."""
         if not self.inner.has(name):
             raise ModelError(f"The checkpoint has no tensor '{name}'.")
         found = self.inner.shape(name)
         if shape is not None and found is not None and tuple(found) != tuple(shape):
             raise ModelError(f"Tensor '{name}' has shape {list(found)}, but the config asks for {list(shape)}.")
         self.used.add(name)
+        return name

@@ -51,10 +51,10 @@ def _join(adapter: Adapter, config: Mapping[str, Any]) -> None:
     names = {**adapter.linear, **adapter.whole}
     for layer in sorted({name.rpartition(".")[0] for name in names if name.rpartition(".")[0].endswith(".self_attn")}):
         new = f"{layer.removesuffix('self_attn')}attention"
-        if f"{layer}.o_proj" in adapter.linear:
-            adapter.linear[f"{new}.dense"] = adapter.linear.pop(f"{layer}.o_proj")
-        if f"{layer}.o_proj" in adapter.whole:
-            adapter.whole[f"{new}.dense"] = adapter.whole.pop(f"{layer}.o_proj")
+        both: tuple[dict[str, Any], ...] = adapter.linear, adapter.whole
+        for held in both:
+            if f"{layer}.o_proj" in held:
+                held[f"{new}.dense"] = held.pop(f"{layer}.o_proj")
         lows = [adapter.linear.pop(f"{layer}.{name}", None) for name in _QKV]
         if any(low is not None for low in lows):
             adapter.linear[f"{new}.query_key_value"] = _joined(adapter, layer, lows, (queries, keys, keys))

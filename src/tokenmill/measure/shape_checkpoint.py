@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.gguf_blocks import Blocks
+from tokenmill.checkpoint.whole_tensors import WholeTensors
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
 from tokenmill.quant import hqq_quanto
@@ -25,7 +26,7 @@ _FACTS = frozenset({"weight_format", *hqq_quanto.FACTS})
 """Tensors with facts of a matrix: a few bytes."""
 
 
-class ShapeCheckpoint:
+class ShapeCheckpoint(WholeTensors):
     """Tensors without data. They have the shapes in `inner` if there are weight files, else whatever shape is asked
     for."""
 
@@ -55,18 +56,6 @@ class ShapeCheckpoint:
         if shape is None:
             raise ModelError(f"The shape of '{name}' is not known without weight files.")
         return torch.empty(shape, dtype=dtype or self.stored, device=META)
-
-    def part(
-        self,
-        name: str,
-        dim: int,
-        start: int,
-        stop: int,
-        shape: tuple[int, ...] | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """start:stop of one dimension, without the rest."""
-        return self.tensor(name, shape, dtype).narrow(dim, start, stop - start).clone()
 
     def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Blocks | None:
         """The quantised blocks of a matrix, as a shape."""

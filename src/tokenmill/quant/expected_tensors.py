@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.checkpoint.whole_tensors import AroundCheckpoint
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels.fp8 import BLOCK, FP8
@@ -48,20 +49,17 @@ MARKS = (*(f".{part}" for part in (*_NUMBERS, *_CODES[1:])), "_blocks", "_scale"
 """How names of tensors end that only quantised matrices have."""
 
 
-class NotingCheckpoint:
+class NotingCheckpoint(AroundCheckpoint):
     """A Checkpoint that notes which tensors are read."""
 
     def __init__(self, inner: Checkpoint) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.read: set[str] = set()
-        self.names, self.has, self.shape, self.part, self.close = (
-            inner.names, inner.has, inner.shape, inner.part, inner.close
-        )  # fmt: skip
 
-    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Read a tensor and note its name."""
+    def stored(self, name: str, shape: tuple[int, ...] | None) -> str:
+        """It is noted."""
         self.read.add(name)
-        return self.inner.tensor(name, shape, dtype)
+        return name
 
     def check_all_read(self, name: str) -> None:
         """Refuse a factor of the matrix `name` that was not read: it would have no effect."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.checkpoint.whole_tensors import WholeTensors
+from tokenmill.checkpoint.whole_tensors import AroundCheckpoint, WholeTensors
 from tokenmill.compute.forward import Kernels, Weight
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UndividedError
@@ -59,28 +59,16 @@ class Overlaid(WholeTensors):
         return self.inner.tensor(name, shape, dtype) if found is None else found
 
 
-class Nearby:
+class Nearby(AroundCheckpoint):
     """A Checkpoint whose tensors come to a device as they are stored. There they are widened, and codes unpacked."""
 
     def __init__(self, inner: Checkpoint, device: torch.device) -> None:
-        self.inner, self.device = inner, device
-        self.names, self.has, self.shape, self.close = inner.names, inner.has, inner.shape, inner.close
+        super().__init__(inner)
+        self.device = device
 
-    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor."""
-        return self.inner.tensor(name, shape, dtype).to(self.device)
-
-    def part(
-        self,
-        name: str,
-        dim: int,
-        start: int,
-        stop: int,
-        shape: tuple[int, ...] | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """A part of it."""
-        return self.inner.part(name, dim, start, stop, shape, dtype).to(self.device)
+    def taken(self, name: str, found: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """It moves."""
+        return found.to(self.device)
 
 
 @dataclass(frozen=True, slots=True)
