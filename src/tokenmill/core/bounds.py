@@ -60,5 +60,15 @@ MOST: dict[str, int] = {
 }
 """Ceilings of options that could otherwise fill the memory or the process table before anything fails."""
 
-LEFT_OUT = ("fusion", "cascade", "dependent-launch", "quick-launch", "few-rows", "many-rows", "all-reduce", "exchange")
+LEFT_OUT = (
+    "fusion",
+    "cascade",
+    "dependent-launch",
+    "quick-launch",
+    "few-rows",
+    "many-rows",
+    "widened",
+    "all-reduce",
+    "exchange",
+)
 """Parts of GPU kernels that `--disable` can switch off, to measure what they gain."""

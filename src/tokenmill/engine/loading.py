@@ -32,6 +32,7 @@ from tokenmill.engine.memory import (
     count_blocks,
     count_states,
     fitting_length,
+    keep_widened,
     kv_format,
     pages_beside,
     peak_step_bytes,
@@ -227,6 +228,7 @@ def load_runner(
     drafts = load_drafter(
         config, read_speculation(config.speculate), Target(model, source, dtype, device, kernels, record)
     )
+    keep_widened(config, kernels, dtype, device, reasons)
     bed.take(model, drafts.drafter, kernels)
     specs = model.spec.kv_specs + drafts.kv_specs
     said = msgspec.to_builtins(StageReport(specs, bool(model.spec.extras.get("stand_in")) and not drafts.kv_specs))

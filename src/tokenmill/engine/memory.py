@@ -43,6 +43,8 @@ TRIED_SHARE = 0.6
 """The share of free memory that states may take in the largest step that is tried: it needs memory of its own."""
 MANY_HOLES = 0.02
 """The share of the device's memory from which on what lies between weights is worth a word."""
+WIDENED_SHARE = 0.25
+"""The most of the memory for K/V that copies of packed weights in 16 bits may take."""
 GRAPH_BYTES = 1 << 30
 """Memory left for recorded steps, which keep their temporary tensors, and for libraries, which take some at first
 use."""
@@ -106,6 +108,20 @@ def cache_bytes(config: EngineConfig, device: str, peak: int, reasons: list[str]
             if (holes := holes_bytes(device)) > total_bytes(device) * MANY_HOLES:
                 reasons.append(f"{holes >> 20} MiB of the device's memory lie between weights, where nothing fits")
     return budget
+
+
+def keep_widened(config: EngineConfig, kernels: Kernels, dtype: torch.dtype, device: str, reasons: list[str]) -> None:
+    """Keep weights of few bits in 16 bits, too, where a backend gains from that and the device has the memory."""
+    keep = getattr(kernels, "keep_widened", None)
+    if keep is None or not counts_memory(device):
+        return
+    room = int(total_bytes(device) * config.cache.gpu_memory_utilization) - total_bytes(device) + free_bytes(device)
+    room = min(int(room * WIDENED_SHARE), room - GRAPH_BYTES - (config.cache.kv_cache_memory_bytes or 0))
+    if taken := keep(dtype, room):
+        reasons.append(
+            f"packed weights are kept in 16 bits, too ({taken >> 20} MiB): steps of many rows read these; "
+            "--disable widened leaves them out"
+        )
 
 
 def overruled(cache: CacheOptions, *, measured: bool) -> list[str]:

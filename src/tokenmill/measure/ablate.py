@@ -58,6 +58,8 @@ def switches(config: EngineConfig) -> list[Switch]:
         found.append(Switch("short way from a call to its launch", {"disable": "quick-launch"}))
         found.append(Switch("products of few rows whose parts stay unadded", {"disable": "few-rows"}))
         found.append(Switch("own products of many rows", {"disable": "many-rows"}))
+        if config.model.quantization:
+            found.append(Switch("packed weights in 16 bits, too", {"disable": "widened"}))
         if config.parallel.tensor_parallel_size > 1:
             found.append(Switch("own sum of small tensors over devices", {"disable": "all-reduce"}))
         if config.parallel.tensor_parallel_size == 2:

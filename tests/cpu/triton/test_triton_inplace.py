@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 
 from parity import DictCheckpoint, load, make, ours  # noqa: E402
 
-from tokenmill.core.config import EngineConfig  # noqa: E402
+from tokenmill.core.config import EngineConfig, make_config  # noqa: E402
 from tokenmill.engine.inplace import LayerMaker, refill, weights_of  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 
@@ -54,3 +54,22 @@ def test_a_model_that_was_filled_anew_is_that_of_the_new_numbers(name, tmp_path)
         refill(model, DictCheckpoint(new), LayerMaker(config, EngineConfig(), torch.float32, "cpu", kernels))
     assert torch.equal(ours(model, prompts, steps, kernels)["a"], wanted)
     assert [t.data_ptr() for t in weights_of(model)] == places
+
+
+def test_copies_in_16_bits_follow(tmp_path):
+    """They lie beside packed weights, and are weights like these: filled anew with the others, where they stand."""
+    config = hf.LlamaConfig(**BASE)
+    _, config, old = make(config, tmp_path)
+    new = {key: t * 1.25 for key, t in old.items()}
+    kernels = TritonKernels()
+    how = {"kernels": kernels, "quantization": "int4-g32", "dtype": torch.float16}
+    model = load(config, old, **how)
+    packed = len(weights_of(model))
+    assert kernels.keep_widened(torch.float16, 1 << 30) > 0 and len(weights_of(model)) > packed
+    before = {each: each.widened.clone() for each in kernels.packed}
+    options = make_config(quantization="int4-g32")
+    with torch.inference_mode():
+        refill(model, DictCheckpoint(new), LayerMaker(config, options, torch.float16, "cpu", kernels))
+    for each, was in before.items():
+        assert torch.equal(each.widened, each.rows(torch.arange(each.shape[0]), torch.float16))
+        assert not torch.equal(each.widened, was)

@@ -188,3 +188,28 @@ def test_streams_of_any_size_have_room_and_work(rows, gated):
             blocks = -(-inner // 128)
             assert name == "stream" and most >= 64 and 1 <= split <= max(1, blocks // 4)
             assert stages >= 1 and (rows > 64 or stages <= -(-blocks // split))
+
+
+@pytest.mark.parametrize("table", [False, True], ids=["integers", "a table"])
+def test_weights_kept_in_16_bits_too_serve_many_rows(table):
+    """Those with a scale per group, if they fit; few rows and other types read the packed form."""
+    rows, columns = 48, 64
+    q, scales = torch.randint(0, 16, (rows, columns), dtype=torch.uint8), torch.rand(rows, 2) / 8
+    kernels = TritonKernels()
+    made = [pack4(q.to(torch.int8) - 8, scales, None, torch.randn(rows).half())]
+    kernels.packed.update(made)
+    weight, x = made[0], torch.randn(70, columns).half()
+    if table:
+        weight.table = 1
+    need = 2 * rows * columns
+    assert kernels.keep_widened(torch.float16, need - 1) == kernels.keep_widened(torch.float32, 9 * need) == 0
+    assert weight.widened is None
+    assert kernels.keep_widened(torch.float16, need) == need
+    assert torch.allclose(weight.widened.float(), weight.rows(torch.arange(rows), torch.float16).float(), atol=1e-3)
+    few = kernels.product(x[:5], weight)
+    weight.widened.zero_()  # who reads it finds nothing but the bias
+    assert torch.equal(kernels.product(x, weight), weight.bias.expand(70, rows))
+    assert torch.equal(kernels.product(x[:5], weight), few)
+    off = TritonKernels(without=("widened",))
+    off.packed.update(made)
+    assert off.keep_widened(torch.float16, need) == 0

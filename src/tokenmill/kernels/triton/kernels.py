@@ -55,7 +55,8 @@ class TritonKernels(ProductKernels):
     device: becomes the current one. steady: a row's bytes depend neither on the rows beside it nor on how its prompt
     was cut (weights of 16 and 32 bits; latent attention's products per head excepted). without: "fusion", "cascade"
     (reading a shared prefix once), "dependent-launch", "quick-launch" (quick.py), "many-rows" (wide.py), "few-rows"
-    (stream.py). cache: the folder that keeps ways which were found here. pruned: see make_kernels.
+    (stream.py), "widened" (keep_widened). cache: the folder that keeps ways which were found here. pruned: see
+    make_kernels.
     """
 
     def __init__(

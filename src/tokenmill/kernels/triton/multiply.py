@@ -5,6 +5,8 @@ Must not know: models, plans, attention.
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +52,10 @@ class ProductKernels(ReferenceKernels):
         self.launch = launch_here(self.count, without, steady=steady, narrow_ways=measured_narrow)
         self.unfit: set[Kind] = set()
         self.prunes = pruned == "packed" and not steady
+        self.widens = "widened" not in without
+        self.widened_type: torch.dtype | None = None
+        """In which type matrices of groups are kept, too, from now on."""
+        self.packed: weakref.WeakSet[NarrowMatrix] = weakref.WeakSet()
         self.ways = Ways(self.launch, None if steady else cache, many_rows="many-rows" not in without,
                          few_rows="few-rows" not in without)  # fmt: skip
 
@@ -243,6 +249,9 @@ class ProductKernels(ReferenceKernels):
         """The same with a packed weight."""
         if x.shape[0] == 0:
             return x.new_empty((0, weight.shape[0] // (2 if act_parts(act)[1] else 1)))
+        kept = weight.widened
+        if kept is not None and x.shape[0] > FEW and x.dtype == kept.dtype:
+            return self._product(x, kept, weight.bias, norm, act, residual)
         pdl, way = self.launch.pdl, narrow_way(self.launch, x, weight, act)
         if way[0] == "float8":
             return self._packed(x, as_float8(weight, pdl=pdl), norm, act, residual)
@@ -296,7 +305,23 @@ class ProductKernels(ReferenceKernels):
             self.count("pack_pruned")
             return pruned
         make = PACKERS.get(matrix.kind)
-        return None if make is None else make(matrix)
+        found = None if make is None else make(matrix)
+        if found is not None and found.group and not found.blocks and found.row_steps is None:
+            self.packed.add(found)
+            if self.widened_type is not None:
+                found.widened = widened(found, self.widened_type, pdl=False)
+        return found
+
+    def keep_widened(self, dtype: torch.dtype, room: int) -> int:
+        """Keep all matrices with a scale per group in 16 bits, too, if that takes at most `room` bytes: -> bytes taken.
+        What multiplies more than a few rows then reads these, and nothing has to be widened."""
+        need = sum(math.prod(each.shape) * dtype.itemsize for each in self.packed)
+        if not self.widens or dtype.itemsize != 2 or not 0 < need <= room:
+            return 0
+        for each in list(self.packed):
+            each.widened = widened(each, dtype, pdl=False)
+        self.widened_type = dtype
+        return need
 
     def _steady(
         self,

@@ -44,14 +44,14 @@ class NarrowForm:
     table: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class NarrowMatrix:
     """A packed matrix. shape: rows and columns before filling up; group: columns per scale, 0: one scale a row; table:
     what codes of 4 bits mean (codes.py), 0: integers.
 
     row_scales and row_zeros (int8): those of groups once more, [N, groups], for the kernel that takes one row.
     row_steps [N] float32: given where many rows are rounded to 8 bits, and what this matrix in float8 is multiplied
-    with then."""
+    with then. widened [N, K]: the same numbers in 16 bits, kept beside them for many rows."""
 
     data: Tensor
     scales: Tensor
@@ -65,6 +65,7 @@ class NarrowMatrix:
     row_zeros: Tensor | None = None
     table: int = 0
     row_steps: Tensor | None = None
+    widened: Tensor | None = None
 
     @property
     def plain(self) -> bool:
