@@ -253,6 +253,11 @@ def _uncounted(config: EngineConfig, kind: str) -> list[str]:
         found.append("speeds are those without drafts; a drafter's weights, keys and values come on top")
     if config.adapters.enable_lora:
         found.append("adapters are not counted: their places on the device come on top, and their products take time")
+    packed = "int4" in (config.model.quantization or "") and kind != "cpu"
+    if packed and "widened" not in (config.execute.disable or ""):
+        found.append(
+            "copies in 16 bits of packed weights are not counted: they take at most a quarter of the K/V cache"
+        )
     return found
 
 
