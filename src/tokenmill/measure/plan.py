@@ -256,7 +256,7 @@ def _uncounted(config: EngineConfig, kind: str) -> list[str]:
     packed = "int4" in (config.model.quantization or "") and kind != "cpu"
     if packed and "widened" not in (config.execute.disable or ""):
         found.append(
-            "copies in 16 bits of packed weights are not counted: they take at most a quarter of the K/V cache"
+            "copies of packed weights in 16 bits are not counted: a quarter of the K/V cache at most"
         )
     return found
 
