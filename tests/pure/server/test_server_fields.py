@@ -103,6 +103,11 @@ def test_log_probabilities_of_no_alternatives_are_log_probabilities() -> None:
     ("/generate", {"inputs": "a", "parameters": {"top_n_tokens": 2}}, "top_n_tokens"),
     ("/score", {"text_1": "a", "queries": "b", "text_2": "c"}, "queries"),
     ("/v1/score", {"text_1": "a", "documents": ["b"], "items": ["c"]}, "items"),
+    ("/score", {"data_1": "a", "text_1": "b", "text_2": "c"}, "data_1"),
+    ("/score", {"data_1": "a", "data_2": "c", "use_activation": False}, "use_activation"),
+    ("/rerank", {"query": "a", "documents": ["b"], "texts": ["c"]}, "texts"),
+    ("/classify", {"input": "a", "labels": ["b", "c"], "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+    ("/v1/embeddings", {"input": "a", "encoding_format": "base64", "endianness": "big"}, "endianness"),
     ("/api/show", {"model": "fake", "name": "other"}, "name"),
 ])  # fmt: skip
 async def test_what_one_form_of_a_request_does_not_read_is_refused_by_name(
