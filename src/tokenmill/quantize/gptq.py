@@ -16,7 +16,6 @@ from tokenmill.core.errors import ModelError
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.quantize.codes import Codes, Spec, fitted
 from tokenmill.quantize.inputs import Inputs
-from tokenmill.quantize.steps import damped, stepped
 
 _BLOCK = 128
 _TRIES, _LEAST = 24, 1e-16
@@ -27,15 +26,14 @@ every finite matrix."""
 def gptq(
     weight: Tensor, spec: Spec, inputs: Inputs, damping: float = 0.01, kernels: RoundsLines | None = None
 ) -> Codes:
-    """weight [out, in] float32 -> codes. Scales are computed first, so that columns may be rounded in any order, and
-    once more for the codes that were found. kernels: of the weight's device; None: plain torch."""
+    """weight [out, in] float32 -> codes. Scales are computed first, so that columns may be rounded in any order.
+    kernels: of the weight's device; None: plain torch."""
     scales, zeros = fitted(weight, spec, inputs.hessian.diagonal() / max(inputs.count, 1))
     order, upper = _factored(inputs, damping)
     grid = LineGrid(scales.T.contiguous(), zeros.T.float().contiguous(), order // spec.group, (1 << spec.bits) - 1)
     codes = torch.empty(weight.T.shape, dtype=torch.uint8, device=weight.device)
     codes[order] = in_turn(weight.T[order], grid, upper, kernels or ReferenceKernels())
-    found = Codes(codes.T.contiguous(), scales, zeros, spec)
-    return stepped(found, weight, damped(inputs.hessian, damping))
+    return Codes(codes.T.contiguous(), scales, zeros, spec)
 
 
 def in_turn(columns: Tensor, grid: LineGrid, upper: Tensor, kernels: RoundsLines) -> Tensor:
