@@ -4,46 +4,66 @@ namespace tokenmill {
 namespace TM_NS {
 
 constexpr int64_t kLaneTile = 64;    // lanes of one task
+constexpr int kTogether = 2;         // tokens that share what is read, if they have one adapter
 constexpr int64_t kUpColumns = 1024;  // columns of one task
 
-// Lanes [lane, lane + 16 V) of one token: even and odd k in sums of their own.
-template <class T, class W, int V>
-TM_INLINE void shrink_tile(const T* x, const W* down, int64_t k, int64_t stride, float* low) {
-  F even[V], odd[V];
-  for (int v = 0; v < V; ++v) even[v] = odd[v] = zero();
+// Lanes [lane, lane + 16 V) of N tokens that have one adapter: even and odd k in sums of their own.
+template <class T, class W, int V, int N>
+TM_INLINE void shrink_tile(const T* x, int64_t x_stride, const W* down, int64_t k, int64_t stride, float* low) {
+  F even[N][V], odd[N][V];
+  for (int n = 0; n < N; ++n)
+    for (int v = 0; v < V; ++v) even[n][v] = odd[n][v] = zero();
   int64_t i = 0;
   for (; i + 1 < k; i += 2, down += 2 * stride) {
-    const F a = splat(to_float(x[i])), b = splat(to_float(x[i + 1]));
+    F a[N], b[N];
+    for (int n = 0; n < N; ++n) {
+      a[n] = splat(to_float(x[n * x_stride + i]));
+      b[n] = splat(to_float(x[n * x_stride + i + 1]));
+    }
     for (int v = 0; v < V; ++v) {
-      even[v] = fma(a, load(down + v * 16), even[v]);
-      odd[v] = fma(b, load(down + stride + v * 16), odd[v]);
+      const F first = load(down + v * 16), second = load(down + stride + v * 16);
+      for (int n = 0; n < N; ++n) {
+        even[n][v] = fma(a[n], first, even[n][v]);
+        odd[n][v] = fma(b[n], second, odd[n][v]);
+      }
     }
   }
-  if (i < k) {
-    const F a = splat(to_float(x[i]));
-    for (int v = 0; v < V; ++v) even[v] = fma(a, load(down + v * 16), even[v]);
+  for (int n = 0; n < N; ++n) {
+    if (i < k) {
+      const F a = splat(to_float(x[n * x_stride + i]));
+      for (int v = 0; v < V; ++v) even[n][v] = fma(a, load(down + v * 16), even[n][v]);
+    }
+    for (int v = 0; v < V; ++v) store(low + n * stride + v * 16, add(even[n][v], odd[n][v]));
   }
-  for (int v = 0; v < V; ++v) store(low + v * 16, add(even[v], odd[v]));
+}
+
+template <class T, class W, int N>
+void shrink_tokens(const ShrinkOp& op, int64_t token, int64_t first) {
+  const int64_t slot = op.of.slots[token], lanes = divide_up(op.ranks[slot] * op.parts, 16) * 16;
+  if (slot == 0 || first >= lanes) return;
+  const auto* x = static_cast<const T*>(op.x) + token * op.stride;
+  const auto* down = static_cast<const W*>(op.down) + slot * op.k * op.lanes + first;
+  float* low = op.low + token * op.lanes + first;
+  switch (at_most(kLaneTile, lanes - first) / 16) {
+    case 1: return shrink_tile<T, W, 1, N>(x, op.stride, down, op.k, op.lanes, low);
+    case 2: return shrink_tile<T, W, 2, N>(x, op.stride, down, op.k, op.lanes, low);
+    case 3: return shrink_tile<T, W, 3, N>(x, op.stride, down, op.k, op.lanes, low);
+    default: return shrink_tile<T, W, 4, N>(x, op.stride, down, op.k, op.lanes, low);
+  }
 }
 
 template <class T, class W>
 void shrink_typed(const ShrinkOp& op) {
-  const int64_t tiles = divide_up(op.lanes, kLaneTile);
+  const int64_t tiles = divide_up(op.lanes, kLaneTile), groups = divide_up(op.of.tokens, kTogether);
   auto task = [&](int64_t index) {
-    const int64_t token = index / tiles, first = index % tiles * kLaneTile, slot = op.of.slots[token];
-    const int64_t lanes = divide_up(op.ranks[slot] * op.parts, 16) * 16;
-    if (slot == 0 || first >= lanes) return;
-    const auto* x = static_cast<const T*>(op.x) + token * op.stride;
-    const auto* down = static_cast<const W*>(op.down) + slot * op.k * op.lanes + first;
-    float* low = op.low + token * op.lanes + first;
-    switch (at_most(kLaneTile, lanes - first) / 16) {
-      case 1: return shrink_tile<T, W, 1>(x, down, op.k, op.lanes, low);
-      case 2: return shrink_tile<T, W, 2>(x, down, op.k, op.lanes, low);
-      case 3: return shrink_tile<T, W, 3>(x, down, op.k, op.lanes, low);
-      default: return shrink_tile<T, W, 4>(x, down, op.k, op.lanes, low);
-    }
+    const int64_t token = index / tiles * kTogether, first = index % tiles * kLaneTile;
+    const int64_t count = at_most(kTogether, op.of.tokens - token);
+    bool alike = count == kTogether;
+    for (int64_t i = 1; i < count; ++i) alike = alike && op.of.slots[token + i] == op.of.slots[token];
+    if (alike) return shrink_tokens<T, W, kTogether>(op, token, first);
+    for (int64_t i = 0; i < count; ++i) shrink_tokens<T, W, 1>(op, token + i, first);
   };
-  parallel_for(op.of.tokens * tiles, task);
+  parallel_for(groups * tiles, task);
 }
 template <class T>
 void shrink_from(const ShrinkOp& op) {
@@ -51,20 +71,35 @@ void shrink_from(const ShrinkOp& op) {
 }
 void shrink(const ShrinkOp& op) { op.type == Type::f32 ? shrink_from<float>(op) : shrink_from<bf16>(op); }
 
+// Columns [i, i + 16 V) of one token, `count` of the last 16 of them.
+template <class W, int V>
+TM_INLINE void expand_tile(const ExpandOp& op, int64_t token, int64_t slot, const float* low, int64_t i, int64_t count) {
+  const int64_t rank = slot ? op.ranks[slot] : 0;
+  const auto* up = static_cast<const W*>(op.up) + slot * op.most_rank * op.n + i;
+  const float* shifts = op.shifts && slot ? op.shifts + slot * op.n + i : nullptr;
+  const auto some = [&](const auto* from, int v) {
+    return v + 1 < V || count == 16 ? load(from + v * 16) : load_part(from + v * 16, count);
+  };
+  F y[V];
+  for (int v = 0; v < V; ++v) y[v] = shifts ? some(shifts, v) : splat(-0.0f);
+  for (int64_t j = 0; j < rank; ++j) {
+    const F factor = splat(low[j]);
+    for (int v = 0; v < V; ++v) y[v] = fma(factor, some(up + j * op.n, v), y[v]);
+  }
+  for (int v = 0; v < V; ++v) {
+    const int64_t at = token * op.n + i + v * 16, own = v + 1 < V ? 16 : count;
+    store_part(op.add + at, y[v], own);
+    if (op.gain) store_part(op.gain + at, slot ? load_part(op.gains + slot * op.n + i + v * 16, own) : splat(1.0f), own);
+  }
+}
+
 // Columns [begin, end) of one token, all of one part. Rows without an adapter get -0, which changes no number.
 template <class W>
 TM_INLINE void expand_columns(const ExpandOp& op, int64_t token, int64_t slot, int64_t part, int64_t begin, int64_t end) {
-  const int64_t rank = slot ? op.ranks[slot] : 0;
-  const float* low = op.low + token * op.lanes + part * rank;
-  const auto* up = static_cast<const W*>(op.up) + slot * op.most_rank * op.n;
-  const float* shifts = op.shifts && slot ? op.shifts + slot * op.n : nullptr;
-  for (int64_t i = begin; i < end; i += 16) {
-    const int64_t count = at_most(16, end - i);
-    F y = shifts ? load_part(shifts + i, count) : splat(-0.0f);
-    for (int64_t j = 0; j < rank; ++j) y = fma(splat(low[j]), load_part(up + j * op.n + i, count), y);
-    store_part(op.add + token * op.n + i, y, count);
-    if (op.gain) store_part(op.gain + token * op.n + i, slot ? load_part(op.gains + slot * op.n + i, count) : splat(1.0f), count);
-  }
+  const float* low = op.low + token * op.lanes + part * (slot ? op.ranks[slot] : 0);
+  int64_t i = begin;
+  for (; i + 64 <= end; i += 64) expand_tile<W, 4>(op, token, slot, low, i, 16);
+  for (; i < end; i += 16) expand_tile<W, 1>(op, token, slot, low, i, at_most(16, end - i));
 }
 
 template <class W>

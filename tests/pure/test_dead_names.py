@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("src", "bench", "train", "examples", "tools")
 KEPT = {
     "names of vLLM's LLM and its engines": "from_optional check_health add_lora remove_lora list_loras "
-    "get_num_unfinished_requests is_running dead_error",
+    "get_num_unfinished_requests is_running",
     "names of Transformers' tokenizers": "convert_ids_to_tokens convert_tokens_to_string get_added_vocab max_token_id "
     "all_special_tokens get_chat_template",
     "asyncio calls them": "eof_received data_received pause_writing resume_writing",

@@ -97,7 +97,7 @@ def _load(model: str | None, options: dict[str, Any], manner: Manner, talk: Conv
         raise ParameterError(NO_TEMPLATE.format(name))
     llm, seconds = load_engine(settled.keywords)
     try:
-        for line in describe(llm.service.built, seconds):
+        for line in describe(name, llm.service.built, seconds):
             _tell(line)
         tokenizer = llm.service.built.tokenizer
         if tokenizer is None:

@@ -17,10 +17,11 @@ from typer.core import TyperCommand, TyperGroup
 
 from tokenmill.cli.errors import USER, exit_code, fail
 from tokenmill.cli.foreign import VERBS, RefusedFlag, TypedFlag, as_ours
-from tokenmill.cli.help import ALL, page, verbs_page
+from tokenmill.cli.help import ALL, page, placeholder, verbs_page
 from tokenmill.cli.said_twice import refuse_two_values
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options
-from tokenmill.core.errors import ParameterError, TokenmillError
+from tokenmill.core.errors import MOST_SHOWN, ParameterError, TokenmillError
+from tokenmill.core.text_values import read_count
 
 TYPED = "tokenmill.typed"
 """The key under which a context keeps the flags as they were typed."""
@@ -54,7 +55,7 @@ class Verb(TyperCommand):
         try:
             ours = as_ours(args, self._flags(), str(self.name), said)
             refuse_two_values(said, self.params)
-            return super().parse_args(ctx, ours)
+            return super().parse_args(ctx, self._counted(ours, self._named(_typed(said))))
         except CommandLineError:
             raise
         except RefusedFlag as error:
@@ -105,6 +106,26 @@ class Verb(TyperCommand):
             if param.param_type_name == "option":
                 takes = not getattr(param, "is_flag", False)
                 found |= dict.fromkeys([*param.opts, *param.secondary_opts], takes)
+        return found
+
+    def _counted(self, args: list[str], named: Mapping[str, str]) -> list[str]:
+        """The command line with 32k and 2GiB as numbers, behind every flag that takes a whole one."""
+        options = [param for param in self.params if param.param_type_name == "option"]
+        whole = {name for param in options if placeholder(param) == "N" and not param.metavar for name in param.opts}
+        known, words, found = self._flags(), iter(args), []
+        for word in words:
+            name, equals, joined = word.partition("=")
+            if word == "--" or not known.get(name):
+                found += [word] if word != "--" else [word, *words]
+                continue
+            value = joined if equals else next(words, None)
+            if name in whole and value is not None:
+                count = read_count(value)
+                if count is None:
+                    said = f"takes a whole number, not {value[:MOST_SHOWN]} (32k and 2GiB are allowed)."
+                    raise RefusedFlag(f"{named.get(name, name)} {said}")
+                value = str(count)
+            found += [word] if value is None else [f"{name}={value}"] if equals else [name, value]
         return found
 
     def _hint(self, ctx: Any, flag: str | None) -> str:
@@ -217,6 +238,7 @@ def as_typed(text: str, named: Mapping[str, str], param: str | None = None) -> s
 def _tell(ctx: Any, error: Any, named: Mapping[str, str] | None = None) -> NoReturn:
     """The library's error in our words."""
     text = " ".join(str(error.format_message()).split()).rstrip(".").replace("Value error, ", "")
+    text = text.replace("Input should be a valid number, unable to parse string as a number", "it takes a number")
     said, between, choices = text.partition(" is not one of ")
     text = f"{said}{between}{_nearest(said, choices.replace(chr(39), ''))}"  # many are easier to read without quotes
     text = re.sub(r"'(--?[\w-]+)'(?: / '--?[\w-]+')+", r"'\1'", text)  # one of a flag's names is enough

@@ -90,7 +90,7 @@ def flags(param: Any) -> str:
     off = {name.removeprefix("--no-") for name in param.secondary_opts}
     names = [f"--[no-]{name[2:]}" if name[2:] in off else name for name in sorted(param.opts, key=_is_long)]
     other = [name for name in param.secondary_opts if not name.startswith("--no-")]
-    return f"{', '.join([*names, *other])} {_value(param)}".rstrip()
+    return f"{', '.join([*names, *other])} {placeholder(param)}".rstrip()
 
 
 def _is_long(name: str) -> bool:
@@ -111,8 +111,8 @@ def _explained(param: Any) -> str:
     return f"{text} (default: {default})" if given and "default" not in text else text
 
 
-def _value(param: Any) -> str:
-    """The placeholder of the value. Switches have none."""
+def placeholder(param: Any) -> str:
+    """What stands for the value: N for whole numbers, nothing for switches."""
     if param.metavar:
         return str(param.metavar)
     if getattr(param, "is_flag", False):

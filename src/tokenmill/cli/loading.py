@@ -114,13 +114,12 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
-def describe(built: Built, seconds: float) -> list[str]:
-    """The loaded model in a few lines: name, size, context, device, and why the engine decided as it did."""
+def describe(name: str, built: Built, seconds: float) -> list[str]:
+    """The loaded model in a few lines: its name, size, context, device, and why the engine decided as it did."""
     facts, config = built.facts, built.config
     held = min(facts.num_blocks, default=0) * config.cache.block_size
     lines = [
-        f"{config.model.model}: {size(facts.weight_bytes)} of weights in {facts.dtype} on {facts.device}, "
-        f"ready in {seconds:.1f} s",
+        f"{name}: {size(facts.weight_bytes)} of weights in {facts.dtype} on {facts.device}, ready in {seconds:.1f} s",
         f"context {facts.max_model_len:,} tokens" + (f"; K/V cache of {held:,} tokens" if held else ""),
     ]
     return lines + [f"note: {reason}" for reason in facts.reasons]

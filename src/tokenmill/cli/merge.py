@@ -16,7 +16,7 @@ from tokenmill.engine.adapter_names import located
 def merge(
     base: str = typer.Argument(..., metavar="BASE", help="Folder or hub name of an unquantised model, or `demo`."),
     adapter: str = typer.Argument(..., metavar="ADAPTER", help="Its adapter: a PEFT folder or a GGUF file."),
-    target: Path = typer.Argument(..., metavar="OUT", help="The folder to write; it must not exist."),
+    target: Path = typer.Argument(..., metavar="OUT", help="The folder to write: a new or an empty one."),
 ) -> None:
     """Merge an adapter into a model's weights, and write the result as a folder that needs no adapter.
 

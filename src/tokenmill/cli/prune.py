@@ -48,7 +48,7 @@ REPAIR_FLAGS = {
 @with_flags("chosen", {**CUT_FLAGS, **CALIBRATION_FLAGS, **REPAIR_FLAGS})
 def prune(
     source: str = typer.Argument(..., metavar="SRC", help="Folder or hub name of an unquantised model, or `demo`."),
-    target: Path = typer.Argument(..., metavar="DST", help="The folder to write; it must not exist."),
+    target: Path = typer.Argument(..., metavar="DST", help="The folder to write: a new or an empty one."),
     channels: float = typer.Option(0.0, "--channels", help="Part of each layer's MLP channels to remove."),
     heads: float = typer.Option(
         0.0, "--heads", help="Part of each layer's key heads to remove, with their query heads."

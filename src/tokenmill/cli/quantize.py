@@ -77,7 +77,7 @@ METHOD_FLAGS = {
 @with_flags("chosen", METHOD_FLAGS)
 def quantize(
     source: str = typer.Argument(..., metavar="SRC", help="Folder or hub name of an unquantised model, or `demo`."),
-    target: Path = typer.Argument(..., metavar="DST", help="The folder (or .gguf file) to write; it must not exist."),
+    target: Path = typer.Argument(..., metavar="DST", help="The folder (new, or empty) or .gguf file (new) to write."),
     format: Format = typer.Option(
         None,
         "--format",
@@ -154,6 +154,8 @@ def _asks_for_a_method(form: str | None, target: Path, chosen: dict[str, Any], i
     methods = [name for name in chosen if not (counted and name in MEASURING)]
     if methods and form is not None and form not in FORMS:
         raise ParameterError(f"{spelling(methods[0])} goes with --format {', '.join(FORMS)}, not {form}.")
+    if methods and form is None and "method" not in chosen:
+        raise ParameterError(f"{spelling(methods[0])} needs --method, such as rtn: without one, int4 is made.")
     return bool(methods) or form in FORMS
 
 

@@ -29,7 +29,7 @@ from tokenmill.cli.command import Verb, Verbs
 from tokenmill.cli.errors import USER, is_scarce, with_exit_codes
 from tokenmill.cli.loading import say
 from tokenmill.cli.missing_streams import escape_lacking_characters, open_missing_streams
-from tokenmill.core.config import calm_threads, environment_with, wants_no_colour
+from tokenmill.core.config import calm_threads, environment_with, keep_to_own_modules, wants_no_colour
 from tokenmill.core.environment import unread_variables
 from tokenmill.core.errors import why
 from tokenmill.process.leaving import leave
@@ -92,6 +92,7 @@ app.add_typer(bench.app, name="bench")
 
 def run_verb() -> None:
     """Run the command line, and end the process. The traceback of a bug ends it as in any Python program."""
+    keep_to_own_modules()
     open_missing_streams()
     escape_lacking_characters()
     calm_threads()

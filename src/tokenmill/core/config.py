@@ -473,3 +473,8 @@ def calm_threads() -> None:
     on the same cores, every parallel region then costs a scheduler slice (milliseconds instead of microseconds)."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def keep_to_own_modules() -> None:
+    """Let no Python that this process starts import from the folder in which it runs: multiprocessing's would."""
+    os.environ.setdefault("PYTHONSAFEPATH", "1")

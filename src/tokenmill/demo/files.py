@@ -8,6 +8,7 @@ from tokenmill.core.errors import UserError
 
 PARTS = ("draft", "medusa", "moe")
 """Models that come with the demo: the small one and the heads that guess for it, and one with experts."""
+ADAPTERS = ("pirate", "sql")
 
 
 def demo_dir(part: str = "main") -> pathlib.Path:
@@ -26,5 +27,11 @@ def demo_model(name: str) -> pathlib.Path | None:
 def check_part(name: str) -> None:
     """Refuse a name that looks like a part of the demo and is none."""
     if name.startswith("demo:") and demo_model(name) is None and not pathlib.Path(name).exists():
-        parts = ", ".join(f"demo:{one}" for one in PARTS)
-        raise UserError(f"The demo has no part {name!r}: there are {parts}, and adapters demo:pirate and demo:sql.")
+        part = name.removeprefix("demo:")
+        if part in ADAPTERS:
+            raise UserError(
+                f"{name} is an adapter: `tokenmill serve demo --enable-lora --lora-modules {part}={name}` serves it, "
+                f"`tokenmill merge demo {name} FOLDER` makes a model of it."
+            )
+        parts, others = (", ".join(f"demo:{one}" for one in names) for names in (PARTS, ADAPTERS))
+        raise UserError(f"The demo has no part {name!r}: there are {parts}, and adapters {others}.")

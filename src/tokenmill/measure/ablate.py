@@ -90,6 +90,7 @@ def ablate(
     """Run the workload with all optimisations, then without each in turn. The best of `repeat` runs counts. After
     Ctrl-C the result holds the optimisations that were measured."""
     config = make_config(**options)
+    only = [name.replace("-", " ") for name in only]  # as other flags' values are written
     chosen = [switch for switch in switches(config) if not only or switch.name in only]
     unknown = set(only) - {switch.name for switch in switches(config)}
     if unknown:

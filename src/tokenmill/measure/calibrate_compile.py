@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tokenmill.device.memory import free_bytes
+from tokenmill.process.start import PYTHON
 
 _PART_BYTES = 4 << 30
 """Memory on the device that one process may take."""
@@ -54,5 +54,5 @@ class Compiling:
 
 
 def _process(device: str, part: str) -> subprocess.Popen[Any]:
-    command = [sys.executable, "-m", "tokenmill.measure.calibrate", device, part]
+    command = [*PYTHON, "-m", "tokenmill.measure.calibrate", device, part]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -27,6 +27,7 @@ from tokenmill.device.graphs import Recording
 from tokenmill.device.memory import peak_bytes
 from tokenmill.engine.llm import LLM
 from tokenmill.measure.closed_loop import closed_loop
+from tokenmill.process.start import PYTHON
 from tokenmill.runner.ragged import TOKENS
 from tokenmill.runner.recorder import Graphs, RecordedSteps
 from tokenmill.runner.runner import Runner
@@ -142,7 +143,7 @@ def _ms(seconds: float) -> float:
 
 def process_bytes() -> int:
     """Memory of a process on a CPU that has run next to nothing: programs, libraries, threads."""
-    command = [sys.executable, "-m", "tokenmill.measure.calibrate_host"]
+    command = [*PYTHON, "-m", "tokenmill.measure.calibrate_host"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise TokenmillError(f"A tiny model does not run in a process of its own: {done.stderr.strip()[-300:]}")

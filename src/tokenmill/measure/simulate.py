@@ -11,9 +11,11 @@ from typing import Any
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
+from tokenmill.engine import loading
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.build import make_limits
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.text import load_tokenizer
 from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.closed_loop import closed_loop
@@ -87,7 +89,10 @@ class ClockExecutor:
 
 def simulate(planner: Planner, setup: Setup, workload: Workload) -> dict[str, Any]:
     """What `bench throughput` should report about this workload. All requests arrive at 0."""
-    found = predict(planner, setup, workload.jobs(None, planner.sheet.spec.vocab_size))
+    config = planner.config
+    tokenizer = load_tokenizer(config, loading.find_model(config)) if workload.has_text else None
+    jobs = workload.jobs(None if tokenizer is None else tokenizer.encode, planner.sheet.spec.vocab_size)
+    found = predict(planner, setup, jobs)
     kept = {name: value for name, value in found.items() if name not in ("samples", "each")}
     return {"workload": workload.name, **kept}
 

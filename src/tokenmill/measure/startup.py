@@ -17,6 +17,7 @@ from tokenmill.core.errors import UserError
 from tokenmill.engine.loading import find_model
 from tokenmill.measure.result_files import STOPPED
 from tokenmill.measure.stats import summary_ms
+from tokenmill.process.start import PYTHON
 
 STAGES = {
     "imported": "modules imported",
@@ -52,7 +53,7 @@ def startup(options: Mapping[str, Any], *, repeat: int = 3, prompt_tokens: int =
 
 def _child(options: Mapping[str, Any], prompt_tokens: int) -> dict[str, float]:
     asked = json.dumps({"options": dict(options), "prompt_tokens": prompt_tokens, "at": time.time()})
-    command = [sys.executable, "-m", "tokenmill.measure.startup"]
+    command = [*PYTHON, "-m", "tokenmill.measure.startup"]
     try:
         done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=_MOST_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, ClassVar, TypeGuard
 
 from tokenmill.core.errors import ParameterError, why
 
@@ -26,6 +26,11 @@ class FileWorkload:
 
     name: str
     lines: list[tuple[list[int] | str, int]]
+
+    @property
+    def has_text(self) -> bool:
+        """Does a prompt need a tokenizer?"""
+        return any(isinstance(prompt, str) for prompt, _ in self.lines)
 
     def jobs(self, encode: Encode | None, vocab_size: int) -> list[Job]:
         """The jobs, with texts tokenised. `encode` is None if there is no tokenizer."""
@@ -50,6 +55,7 @@ class Uniform:
     inputs: int
     outputs: int
     seed: int = 0
+    has_text: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

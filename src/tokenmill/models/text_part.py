@@ -40,10 +40,11 @@ def unwrapped(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config with its text part where most files have it. Qwen's Omni models have a second part with words, which
     speaks, and an object for each."""
     name = outer_of(config)
-    part = config.get(OUTERS[name].within) if name is not None and OUTERS[name].within else None
-    if name is None or not isinstance(part, Mapping):
+    within = OUTERS[name].within if name is not None else ""
+    part = config.get(within)
+    if not within or not isinstance(part, Mapping):
         return dict(config)
-    beside = {key: value for key, value in config.items() if key != OUTERS[name].within}
+    beside = {key: value for key, value in config.items() if key != within}
     return {**{key: value for key, value in part.items() if key != "architectures"}, **beside}
 
 

@@ -24,6 +24,8 @@ from tokenmill.process.parent import end_with, starts_last
 from tokenmill.process.pipe import Pipe
 
 _WAITING = {"tokenmill-parent", "tokenmill-beat"}
+PYTHON = (sys.executable, "-P")
+"""A Python that imports nothing from the folder in which it is started: there may be a types.py of somebody's own."""
 _RUN = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {start} import begin; begin({module!r})"
 
 
@@ -37,7 +39,7 @@ def start_process(
     facts = {"socket": theirs.fileno(), "parent": os.getpid(), "lasting": starts_last(), "name": name}
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", _RUN.format(start=__name__, module=module), json.dumps(sys.path), json.dumps(facts)],
+            [*PYTHON, "-c", _RUN.format(start=__name__, module=module), json.dumps(sys.path), json.dumps(facts)],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), *files),
             env=environment_with(environment or {}),

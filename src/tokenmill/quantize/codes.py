@@ -62,16 +62,16 @@ def _spanning(ends: tuple[Tensor, Tensor], spec: Spec, shrink: float) -> tuple[T
     low, high = ends[0] * shrink, ends[1] * shrink
     most = (1 << spec.bits) - 1
     if spec.symmetric:
-        scales = _representable(high * 2 / most)
+        scales = representable(high * 2 / most)
         return scales, torch.full_like(scales, (most + 1) // 2)
     wanted = torch.maximum(
         (high - low) / most, high / (most - spec.lowest)
     )  # the zero point may lie above the lowest code
-    scales = _representable(wanted)
+    scales = representable(wanted)
     return scales, (-low / scales).round().clamp(spec.lowest, most)
 
 
-def _representable(scales: Tensor) -> Tensor:
+def representable(scales: Tensor) -> Tensor:
     """The nearest numbers that float16 has, none of them zero."""
     return scales.clamp(min=1e-6, max=6e4).half().float()
 

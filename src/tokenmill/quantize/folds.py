@@ -18,7 +18,7 @@ from tokenmill.quantize.inputs import Inputs
 
 _PAIRS = (("self_attn.v_proj.weight", "self_attn.o_proj.weight"), ("mlp.up_proj.weight", "mlp.down_proj.weight"))
 _STEPS = 20
-_FINALISTS = 4
+_FINALISTS = 10
 _LEAST = 1e-4
 
 

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from tokenmill.quantize.codes import SHRINKS, Codes, Spec, best_of, fitted, grid, rounded
 from tokenmill.quantize.inputs import Inputs
+from tokenmill.quantize.steps import better, damped, stepped
 
 _ROUNDS = 200
+_DAMPING = 0.01
+"""The part of the inputs' mean energy that each column is given: sums over little text show directions without any."""
 _HALF_QUADRATIC = 4
 _NORM = 0.7
 _HQQ_SHRINKS = 2
@@ -19,7 +22,8 @@ _HQQ_SHRINKS = 2
 
 
 def clipped(weight: Tensor, spec: Spec, inputs: Inputs) -> Codes:
-    """Round to the nearest code of the grid that changes the outputs least, group by group (AWQ's clipping)."""
+    """Round to the nearest code of the grid that changes the outputs least, group by group (AWQ's clipping); then
+    choose all steps of a row at once, for the codes that were found."""
     rows, columns = weight.shape
     groups = columns // spec.group
     blocks = inputs.hessian.view(groups, spec.group, groups, spec.group)
@@ -30,7 +34,9 @@ def clipped(weight: Tensor, spec: Spec, inputs: Inputs) -> Codes:
         error = (rounded(weight, scales, zeros, spec).dense() - weight).view(rows, groups, spec.group)
         return scales, zeros, (torch.einsum("rgi,gij->rgj", error, blocks) * error).sum(-1)
 
-    return rounded(weight, *best_of(map(tried, SHRINKS)), spec)
+    hessian = damped(inputs.hessian, _DAMPING)
+    codes = stepped(rounded(weight, *best_of(map(tried, SHRINKS)), spec), weight, hessian)
+    return better(rounded(weight, codes.scales, codes.zeros, spec), codes, weight, hessian)
 
 
 def autoround(weight: Tensor, spec: Spec, inputs: Inputs, rounds: int = _ROUNDS) -> Codes:

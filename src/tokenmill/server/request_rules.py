@@ -81,8 +81,8 @@ ALIASES: dict[str, Mapping[str, str]] = {
     "llamacpp.InfillRequest": _LLAMA,
     "llamacpp.EmbeddingRequest": {"input": "content"},
     "scoring.ScoreRequest": {
-        **dict.fromkeys(("queries", "query"), "text_1"),
-        **dict.fromkeys(("documents", "items"), "text_2"),
+        **dict.fromkeys(("queries", "query", "data_1"), "text_1"),
+        **dict.fromkeys(("documents", "items", "data_2"), "text_2"),
     },
 }
 """Spellings of other engines, and the fields here that they mean."""

@@ -131,7 +131,7 @@ def test_generate_and_chat_take_a_stored_name(place: Path) -> None:
     wanted = json.loads(run("generate", str(place / "tiny"), *asked, *given, "--max-model-len", "256").stdout)
     assert found["token_ids"] == wanted["token_ids"] and 0 < found["output_tokens"] <= 5
     said = run("chat", "mill", *SMALL, typed="A\n").stderr
-    assert "context 256 tokens" in said and "(5 tokens" in said
+    assert "context 256 tokens" in said and "(5 tokens" in said and "mill: " in said and str(place) not in said
 
 
 def test_what_is_typed_wins_over_what_is_stored(place: Path) -> None:

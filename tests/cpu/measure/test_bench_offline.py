@@ -79,7 +79,7 @@ def test_startup_starts_processes(tiny, tmp_path):
 def test_ablate_switches_off_one_thing_at_a_time(tiny, tmp_path):
     out = tmp_path / "out.json"
     made = ("--input-len", 40, "--output-len", 3, "--num-prompts", 4)
-    done = bench("ablate", tiny, *SMALL, *made, "--quantization", "int8", "--only", "fast kernels",
+    done = bench("ablate", tiny, *SMALL, *made, "--quantization", "int8", "--only", "fast-kernels",
                  "--only", "quantised weights", "--json", out)  # fmt: skip
     assert done.exit_code == 0, done.output
     found = json.loads(out.read_text())

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from tokenmill.cli.verbs import app
 from tokenmill.core.config import make_config
+from tokenmill.core.errors import ParameterError
 from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.devices import Device, Efficiency
 from tokenmill.measure.plan import Setup, read_model
@@ -54,6 +55,17 @@ def test_steps_are_those_of_the_real_engine(tiny, tmp_path):
     assert predicted["cached_tokens"] > 0
 
 
+def test_texts_are_counted_by_the_models_tokenizer(tmp_path):
+    file, planner = tmp_path / "w.jsonl", read_model(make_config({}, model="demo", dtype="float32", **OPTIONS), "cpu")
+    file.write_text('{"prompt": "Once upon a time, Gloria", "max_tokens": 4}\n')
+    workload = read_workload(file)
+    run = measure({"model": "demo", "dtype": "float32", **OPTIONS}, [workload], roofline=False)
+    assert simulate(planner, SETUP, workload)["prompt_tokens"] == run["prompt_tokens"] > 1
+    planner = read_model(make_config({}, model="demo", dtype="float32", skip_tokenizer_init=True, **OPTIONS), "cpu")
+    with pytest.raises(ParameterError, match="line 1: text needs a tokenizer"):
+        simulate(planner, SETUP, workload)
+
+
 def test_the_command_predicts_workloads(tiny, tmp_path):
     file = tmp_path / "w.jsonl"
     file.write_text('{"prompt_token_ids": [1, 2, 3], "max_tokens": 4}\n')
@@ -64,5 +76,5 @@ def test_the_command_predicts_workloads(tiny, tmp_path):
     assert run["output_tokens"] == 4 and run["seconds"] > 0
     assert "w.jsonl is predicted to take" in " ".join(CliRunner().invoke(app, call).output.split())
     file.write_text('{"prompt": "text", "max_tokens": 4}\n')
-    done = CliRunner().invoke(app, call)
+    done = CliRunner().invoke(app, [*call, "--skip-tokenizer-init"])
     assert done.exit_code not in (0, None) and "needs a tokenizer" in " ".join(done.output.split())

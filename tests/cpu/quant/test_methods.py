@@ -31,7 +31,7 @@ from tokenmill.demo import demo_dir
 from tokenmill.measure import quality
 from tokenmill.quant import convert
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight
-from tokenmill.quantize import calibration_text, recipes, sparse_methods, squeezellm, stored_forms
+from tokenmill.quantize import calibration_text, recipes, sparse_methods, squeezellm, steps, stored_forms
 from tokenmill.quantize import quantize_model as quantizing
 from tokenmill.quantize.codes import Spec, fitted, nearest, rounded
 from tokenmill.quantize.gptq import gptq
@@ -91,6 +91,29 @@ def test_methods_that_calibrate_lose_less(bits: int, symmetric: bool, problem: t
         assert inputs.loss(codes.dense() - weight) < most * plain
     spread = (hqq(weight, spec).dense() - weight).abs().pow(0.7).sum()
     assert spread < (nearest(weight, spec).dense() - weight).abs().pow(0.7).sum()
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("group", [32, 128])
+def test_steps_are_the_least_squares_of_their_codes(
+    group: int, symmetric: bool, problem: tuple[Tensor, Inputs], monkeypatch: Any
+) -> None:
+    weight, inputs = problem
+    hessian = steps.damped(inputs.hessian, 0.01)
+    codes = nearest(weight, Spec(3, group, symmetric))
+    monkeypatch.setattr(steps, "_ROWS", 20)
+    found = steps.stepped(codes, weight, hessian)
+    assert torch.equal(found.codes, codes.codes) and torch.equal(found.zeros, codes.zeros)
+    assert bool((steps.lost(found, weight, hessian) <= steps.lost(codes, weight, hessian)).all())
+    assert float(steps.lost(found, weight, hessian).sum()) < 0.97 * float(steps.lost(codes, weight, hessian).sum())
+    assert torch.equal(found.scales, found.scales.half().float())
+    root = torch.linalg.cholesky(hessian.double()).T
+    units = (codes.codes.double().unflatten(1, (-1, group)) - codes.zeros.double()[..., None])[7]
+    outputs = torch.stack([root[:, g * group : (g + 1) * group] @ unit for g, unit in enumerate(units)], 1)
+    best = torch.linalg.lstsq(outputs, (root @ weight[7].double())[:, None]).solution[:, 0]
+    assert torch.allclose(found.scales[7].double(), best, rtol=2e-3)
+    nothing = Inputs(128, CPU)
+    assert torch.equal(steps.stepped(codes, weight, nothing.hessian).scales, codes.scales)
 
 
 def test_gptq_without_correlations_is_nearest() -> None:

@@ -83,14 +83,15 @@ def launch(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cal
     """launch("--flag", "value") -> Running; all are ended afterwards."""
     made: list[Running] = []
 
-    def start(*flags: str, model: Path = tiny, faults: str = "") -> Running:
+    def start(*flags: str, model: Path = tiny, faults: str = "", folder: Path | None = None) -> Running:
         log = tmp_path_factory.mktemp("log") / "server.log"
-        code = "from tokenmill.cli.main import main; main()"
+        code = "import sys; sys.path.remove(''); from tokenmill.cli.main import main; main()"  # the script's path
         fixed = ("--port", "0", "--served-model-name", "tiny", "--kv-cache-memory-bytes", "33554432")
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TOKENMILL_FAULTS": faults}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TOKENMILL_FAULTS": faults}
         with log.open("wb") as out:
             process = subprocess.Popen(
                 [sys.executable, "-c", code, "serve", str(model), *fixed, *flags],
+                cwd=folder,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env=environment,

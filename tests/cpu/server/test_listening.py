@@ -140,6 +140,15 @@ def test_an_address_that_is_no_socket_stays_what_it_is(tmp_path: Path) -> None:
     assert letter.read_text() == "dear miller"
 
 
+def test_it_starts_in_a_folder_with_modules_of_somebody_elses(launch: Launch, tmp_path: Path) -> None:
+    """Neither the engine's process nor any other imports what lies there."""
+    for name in ("types", "json", "struct", "socket", "re", "random"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('another module of this name')")
+    running = launch(folder=tmp_path)
+    assert running.post("/v1/completions", BODY).status_code == 200
+    assert "another module" not in running.log.read_text()
+
+
 def test_behind_a_proxy_that_strips_a_prefix(launch: Launch) -> None:
     running = launch("--root-path", "/llm", "--api-key", "k")
     assert running.get("/health").status_code == 200

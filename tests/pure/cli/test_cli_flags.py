@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from tokenmill.cli.command import Verb
 from tokenmill.cli.flags import MODEL, _read_count, engine_flags, option_flags, resolve_options, spelling, with_flags
 from tokenmill.cli.foreign import RefusedFlag, as_ours
+from tokenmill.cli.verbs import app
 from tokenmill.core import config
 from tokenmill.core.errors import ParameterError, UserError
 
@@ -223,6 +224,35 @@ def test_help_imports_no_torch(verb: str) -> None:
 )  # fmt: skip
 def test_counts_have_units(text: str, count: int) -> None:
     assert _read_count("--n", int, text) == count
+
+
+WHOLE = [
+    "generate --max-tokens", "generate --n", "chat --max-tokens", "plan --context", "plan --users", "tune --users",
+    "bench throughput --input-len", "bench latency --batch-size", "bench serve --num-prompts", "quantize --samples",
+    "prune --steps", "distill --steps", "distill --seed",
+]  # fmt: skip
+
+
+def verb_of(words: list[str]) -> Any:
+    found: Any = typer.main.get_command(app)
+    for word in words:
+        found = found.get_command(None, word)
+    return found
+
+
+@pytest.mark.parametrize("line", WHOLE)
+def test_every_whole_number_of_every_verb_has_units(line: str) -> None:
+    *words, flag = line.split()
+    assert verb_of(words)._counted([flag, "1k", f"{flag}=4Ki"], {}) == [flag, "1000", f"{flag}=4096"]
+    for wrong in ([flag, "1x"], [f"{flag}=1x"]):
+        done = CliRunner().invoke(app, [*words, *wrong])
+        assert done.exit_code == 2 and f"{flag} takes a whole number, not 1x (32k and 2GiB are allowed)" in done.stderr
+
+
+def test_values_that_look_like_flags_keep_their_place() -> None:
+    words = ["--prompt", "--n", "--n", "1k", "--stop=2k", "--max-tokens=1K", "demo", "--", "--n", "1k"]
+    counted = ["--prompt", "--n", "--n", "1000", "--stop=2k", "--max-tokens=1024", "demo", "--", "--n", "1k"]
+    assert verb_of(["generate"])._counted(words, {}) == counted
 
 
 @pytest.mark.parametrize("text", ["", "k", "1.5", "1e3", "4 096", "1,000", "3x", "2kib", "1_000", "-2k", "NaN"])

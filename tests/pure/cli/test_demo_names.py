@@ -8,7 +8,7 @@ import pytest
 
 from tokenmill.core.errors import UserError
 from tokenmill.demo import check_part, demo_dir, demo_model
-from tokenmill.demo.files import PARTS
+from tokenmill.demo.files import ADAPTERS, PARTS
 
 
 def test_parts_have_names() -> None:
@@ -28,6 +28,13 @@ def test_slips_are_told_with_what_there_is(name: str) -> None:
     assert demo_model(name) is None, "who only asks is not interrupted"
     with pytest.raises(UserError, match="demo:draft, demo:medusa, demo:moe"):
         check_part(name)
+
+
+@pytest.mark.parametrize("part", ADAPTERS)
+def test_an_adapter_is_told_to_be_one(part: str) -> None:
+    assert (demo_dir(f"lora-{part}") / "adapter_config.json").is_file()
+    with pytest.raises(UserError, match=f"demo:{part} is an adapter: .*--lora-modules {part}=demo:{part}` serves it"):
+        check_part(f"demo:{part}")
 
 
 def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,9 @@ WRONG = [
     # verbs of others, and slips
     ("run demo", "`tokenmill chat MODEL` talks with a model"),
     ("pull llama3.2", "names without an owner belong to Ollama's own registry"),
+    ("quantize demo no-such-out --device cpu", "--device needs --method, such as rtn"),
+    ("quantize demo no-such-out --symmetric", "--symmetric needs --method"),
+    ("quantize demo no-such-out --samples 3", "--samples needs --method"),
     ("pull demo", "there is nothing to pull"),
     ("pull ./nowhere", "there is no such folder or file"),
     ("pull owner/model:a/b", "a model's name is NAME"),

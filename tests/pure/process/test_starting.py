@@ -53,3 +53,19 @@ def test_a_worker_that_imports_ends_with_its_parent(sent: signal.Signals, tmp_pa
     while lives(worker) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not lives(worker)
+
+
+def test_a_worker_imports_nothing_from_the_folder_in_which_it_is_started(tmp_path: Path) -> None:
+    """A stranger's folder may hold a types.py or a json.py, and a model's folder anything."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "quick_to_import.py").write_text("print('imported', flush=True)\ndef run_worker(): pass")
+    (tmp_path / "here").mkdir()
+    for name in ("types", "json", "struct", "socket", "re"):
+        (tmp_path / "here" / f"{name}.py").write_text("raise SystemExit('another module of this name')")
+    paths = os.pathsep.join([str(tmp_path / "modules"), *filter(None, sys.path)])
+    start = "from tokenmill.process.start import start_process\nstart_process('quick_to_import', 'quick')[0].wait(60)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", start], capture_output=True, text=True, cwd=tmp_path / "here", timeout=60,
+        env=os.environ | {"PYTHONPATH": paths}, check=False,
+    )  # fmt: skip
+    assert done.stdout == "imported\n" and not done.stderr

@@ -162,6 +162,7 @@ _SCORED: dict[str, Probe] = {
     "method": ({}, "embedding", "likelihood"),
     "instruction": ({"method": "likelihood"}, ABSENT, "Be strict."),
     "truncate_prompt_tokens": _given(1),
+    "truncation_side": ({"truncate_prompt_tokens": 1}, "left", "right"),
     "priority": _given(1),
     "timeout": _given(5.0),
 }
@@ -396,6 +397,7 @@ PROBES: dict[str, dict[str, Probe]] = {
         "texts": ({}, ["a"], ["b"]),
         "return_text": ({}, False, True),
         "truncate": ({"texts": ["word " * 400]}, False, True),
+        "truncation_direction": ({"texts": [f"{'a' * 2000}{'b' * 2000}"], "truncate": True}, "right", "left"),
     },
     "scoring.ClassifyRequest": {
         "model": _given("other"),

@@ -30,6 +30,10 @@ async def test_what_is_too_long_is_cut_where_that_is_asked(start: Starter) -> No
     rank = {"query": "a", "texts": ["ab" * 50]}
     assert (await served.post("/rerank", rank)).status_code == 400
     assert (await served.post("/rerank", {**rank, "truncate": True})).status_code == 200
+    for side, kept in (("right", "a" * 64), ("Left", "b" * 64), (None, "a" * 64)):
+        asked = {"query": "a", "truncate": True} | ({"truncation_direction": side} if side else {})
+        found = [await served.post("/rerank", {**asked, "texts": [text]}) for text in ("a" * 64 + "b" * 64, kept)]
+        assert found[0].json() == found[1].json(), side
 
 
 async def test_texts_are_ranked_in_a_bare_list(start: Starter) -> None:

@@ -19,11 +19,18 @@ Addends = tuple[Tensor | None, Tensor]
 """What a product and its bias are multiplied by (None: nothing), and what is added: [T, N] float32."""
 
 
+_LARGE = 4 << 20
+"""Numbers from which on the system would give and take back the pages of a new tensor each time."""
+
+
 class BoundSites:
     """The native form of every product that adapters change."""
 
     def __init__(self) -> None:
         self.made: dict[int, tuple[weakref.ref[AdapterSite], tuple[int, ...], Any, list[Tensor]]] = {}
+        self._room = torch.empty(0, dtype=torch.float32)
+        self._lent: weakref.ref[Tensor] | None = None
+        """The tensor that lies in the room, as long as somebody has it."""
 
     def values(self) -> list[object]:
         """What recordings must keep alive."""
@@ -32,6 +39,7 @@ class BoundSites:
     def clear(self) -> None:
         """Forget all."""
         self.made.clear()
+        self._room = torch.empty(0, dtype=torch.float32)
 
     def shrink(self, x: Tensor, site: AdapterSite, slots: Tensor) -> Tensor | None:
         """down @ x of each token's adapter [T, lanes]."""
@@ -52,11 +60,22 @@ class BoundSites:
         native = self._bind(site)
         if native is None:
             return None
-        add = torch.empty((low.shape[0], site.columns), dtype=torch.float32)
+        add = self._floats(low.shape[0], site.columns)
         gain = None if site.gains is None else torch.empty_like(add)
         whose = delta.slots.data_ptr(), low.shape[0]
         native.expand(low.data_ptr(), whose, add.data_ptr(), 0 if gain is None else gain.data_ptr())
         return gain, add
+
+    def _floats(self, rows: int, columns: int) -> Tensor:
+        """[rows, columns] float32, undefined. A large one lies in a room that is kept for the next."""
+        size = rows * columns
+        if size < _LARGE or (self._lent is not None and self._lent() is not None):
+            return torch.empty((rows, columns), dtype=torch.float32)
+        if self._room.numel() < size:
+            self._room = torch.empty(size, dtype=torch.float32)
+        found = self._room[:size].view(rows, columns)
+        self._lent = weakref.ref(found)
+        return found
 
     def _bind(self, site: AdapterSite) -> Any | None:
         down, up, ranks = site.down, site.up, site.ranks

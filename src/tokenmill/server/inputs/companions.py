@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from tokenmill.server.inputs.object_rules import Companion
 
+_DIRECTION = {"truncation_direction": Companion("truncate", neutral=("right", "Right"), harmless=True)}
 _SIDE = {"truncation_side": Companion("truncate_prompt_tokens", neutral=("left",), harmless=True)}
 _TEXT = {
     **_SIDE,
@@ -54,5 +55,8 @@ COMPANIONS: dict[str, Mapping[str, Companion]] = {
         "input": Companion("type", ("text", "thinking", "tool_result")),
         **dict.fromkeys(("content", "tool_use_id"), Companion("type", ("text", "thinking", "tool_use"))),
     },
-    "scoring.EmbedRequest": {"truncation_direction": Companion("truncate", neutral=("right", "Right"), harmless=True)},
+    "scoring.EmbedRequest": _DIRECTION,
+    "scoring.TeiRerankRequest": _DIRECTION,
+    "scoring.RerankRequest": _SIDE,
+    "scoring.ScoreRequest": _SIDE,
 }

@@ -31,6 +31,13 @@ SAMPLERS: Refusals = {
         "this sampling method is not available",
         "dynamic_temperature",
         "logits_processors",
+        "force_words_ids",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "exponential_decay_length_penalty",
+        diversity_penalty=(0,),
+        num_beam_groups=(1,),
+        top_p_decay=(1,),
         tfs_z=(1,),
         tfs=(1,),
         encoder_no_repeat_ngram_size=(0,),
@@ -47,6 +54,11 @@ SAMPLERS: Refusals = {
         repetition_penalty_range=(0, -1),
         rep_pen_range=(0, -1),
     ),
+    **_refuse("use use_beam_search and n", num_beams=(1,), beam_width=(1,)),
+    **_refuse("use bad_words", "bad_words_ids"),
+    **_refuse("use logit_bias", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"),
+    **_refuse("use mirostat_tau", "mirostat_target"),
+    **_refuse("use mirostat_eta", "mirostat_lr"),
     **_refuse("penalties always count prompt and answer", "penalty_prompt"),
     **_loud("all tokens are penalised alike", penalize_nl=(True,), penalize_newline=(True,)),
 }
@@ -86,6 +98,12 @@ ENGINES: Refusals = {
         "input_suffix",
         "image_data",
         "multimodal_data",
+        "disaggregated_params",
+        "lora_request",
+        "perf_metrics_in_response",
+        "return_perf_metrics",
+        "raw_output",
+        "deferred",
         early_stopping=(),
         min_length=(0,),
         n_indent=(0,),
@@ -96,7 +114,12 @@ ENGINES: Refusals = {
     **_refuse("use request_id", "rid"),
     **_refuse("use prompt at /v1/completions", "input_ids"),
     **_refuse("use logprobs", n_probs=(0,)),
-    **_refuse("use return_token_ids", "return_tokens"),
+    **_refuse("use return_token_ids", "return_tokens", "return_prompt_token_ids"),
+    **_refuse("use n", num_return_sequences=(1,), n_cmpl=(1,)),
+    **_refuse("use stop", "stop_words"),
+    **_refuse("use truncate_prompt_tokens", "prompt_truncate_len"),
+    **_refuse("use reasoning_effort", "prompt_mode"),
+    **_refuse("there are no tools that run on the server", "search_parameters"),
     **_refuse("use timeout", "max_time", t_max_predict_ms=(0, -1)),
     **_refuse("--enable-per-request-metrics gives times", "timings_per_token"),
     **_refuse("use max_tokens", "max_length"),
@@ -142,6 +165,22 @@ _SERVER_TOOLS = {
 }
 _TOOL = _refuse("every tool is shown to the model at once", "defer_loading")
 
+_BY_MEANING = {
+    **_loud("scores have one form, from 0 to 1", use_activation=(True,), activation=(True,), softmax=(True,)),
+    **_refuse("scores have one form, from 0 to 1", "raw_scores"),
+    **_refuse("one key's texts share its prompt cache", "cache_salt"),
+    **_refuse("send the header X-Request-Id", "request_id"),
+    **_loud("texts are read as the tokenizer does", add_special_tokens=(True,)),
+    **_refuse(_IMAGES, "mm_processor_kwargs", "media_io_kwargs"),
+}
+"""What other servers' requests for scores and labels hold."""
+_SCORES = {
+    **_BY_MEANING,
+    **_refuse("use instruction", "chat_template", "chat_template_kwargs", "score_template"),
+    **_refuse("/classify asks which label is the likeliest", "label_token_ids", "apply_softmax", "item_first"),
+    **_refuse("use truncate_prompt_tokens", max_tokens_per_doc=(0, 4096), max_chunks_per_doc=(10,), truncation=(True,)),
+}
+
 REFUSED: dict[str, Refusals] = {
     "openai.ChatRequest": {
         **GENERATING,
@@ -176,9 +215,21 @@ REFUSED: dict[str, Refusals] = {
         **_refuse(_IMAGES, "images", "mm_processor_kwargs", "media_io_kwargs"),
         **_refuse("name the adapter as the model", "lora_path"),
         **_refuse("use the header X-data-parallel-rank", "data_parallel_rank"),
-        **_refuse("put it into the text", "task", "input_type", "prompt_name", "late_chunking"),
-        **_refuse("use truncate_prompt_tokens", "truncate"),
-        **_loud("vectors have length one", normalize=(True,), normalized=(True,)),
+        **_refuse("put it into the text", "task", "input_type", "prompt_name", "late_chunking", "instruction"),
+        **_refuse("use truncate_prompt_tokens", "truncate", truncation=(True,)),
+        **_loud(
+            "vectors have length one",
+            normalize=(True,),
+            normalized=(True,),
+            use_activation=(True,),
+            activation=(True,),
+            softmax=(True,),
+        ),
+        **_refuse("base64 holds little-endian numbers", endianness=("native", "little")),
+        **_refuse("vectors are float32", embedding_types=(["float"],), embedding_type=("float",)),
+        **_refuse("use dimensions", "output_dimension", "output_dimensionality"),
+        **_refuse("there is one vector for a text", "return_multivector"),
+        **_refuse("one key's texts share its prompt cache", "cache_salt"),
     },
     "llamacpp.EmbeddingRequest": {
         **_loud("vectors have length one", embd_normalize=(2,)),
@@ -270,14 +321,12 @@ REFUSED: dict[str, Refusals] = {
         **_refuse("use max_new_tokens", "max_tokens", "max_length"),
     },
     "scoring.RerankRequest": {
-        **_refuse(
-            "use truncate_prompt_tokens",
-            max_tokens_per_doc=(4096,),
-            max_chunks_per_doc=(10,),
-            truncation=(True,),
-        ),
+        **_SCORES,
         **_refuse("only a document's text is read", rank_fields=(["text"],)),
-        **_refuse(_IMAGES, "mm_processor_kwargs"),
+        **_refuse("/v1/embeddings gives them", "return_embeddings"),
+        **_refuse("send texts in place of documents for TEI's form", "truncate", "return_text"),
+        **_refuse("use top_n", "top_k"),
+        **_refuse("use query and documents", "texts"),
     },
     "scoring.EmbedRequest": {
         **_loud("vectors have length one", normalize=(True,)),
@@ -286,9 +335,16 @@ REFUSED: dict[str, Refusals] = {
     "scoring.SimilarityRequest": _refuse("texts are read as they are, and not cut", "parameters"),
     "scoring.TeiRerankRequest": {
         **_refuse("scores are cosines", "raw_scores"),
-        **_refuse("text is cut on one side only", truncation_direction=("Right", "right")),
     },
-    "scoring.ScoreRequest": _refuse(_IMAGES, "mm_processor_kwargs"),
+    "scoring.ScoreRequest": {**_SCORES, **_refuse("/rerank has it", "top_n", "return_documents")},
+    "scoring.ClassifyRequest": {
+        **_BY_MEANING,
+        **_refuse("send texts as input", "messages", "inputs"),
+        **_refuse("texts are not cut: shorten them", "truncate_prompt_tokens", "truncation_side", "truncate"),
+        **_refuse("each label gets its share of one whole", "multi_label"),
+        **_refuse("use instruction", "hypothesis_template", "chat_template", "chat_template_kwargs"),
+        **_refuse("the answer holds the shares of all labels", "top_k"),
+    },
     "scoring.Document": _refuse(_IMAGES, "image", "image_url", "content"),
     "kserve.Tensor": _refuse("values are JSON in data", "parameters"),
     "kserve.Output": _refuse("values are JSON in data", "parameters"),
@@ -299,7 +355,6 @@ REFUSED["kserve.Parameters"] = {
     **_refuse("the path names the model", "model"),
     **_refuse("use text_input", "prompt"),
     **_refuse("its entries are parameters of their own here", "sampling_parameters"),
-    **_refuse("use stop", "stop_words"),
     **_refuse("an answer never holds its prompt", exclude_input_in_output=(True,)),
     **_refuse("this server keeps no sequences", "sequence_start", "sequence_end", sequence_id=(0,)),
 }

@@ -12,6 +12,7 @@ from tokenmill.server.fields import Label, few
 LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
 Words = Annotated[str, Field(min_length=1)]
 Method = Literal["embedding", "likelihood"]
+Direction = Literal["left", "right", "Left", "Right"]
 MOST_TEXTS = 1024
 RERANK = ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking")
 
@@ -35,6 +36,7 @@ class Scored(BaseModel):
     method: Method = "embedding"
     instruction: str | None = Field(None, max_length=1 << 16)
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=2**31 - 1)
+    truncation_side: Literal["left", "right"] | None = None
     priority: int = 0
     timeout: float | None = Field(None, gt=0, le=86_400)
     user: Label | None = None
@@ -75,7 +77,7 @@ class EmbedRequest(BaseModel):
     model_config = LOOSE
     inputs: Words | Annotated[list[Words], few(MOST_TEXTS, 1)]
     truncate: bool = False
-    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
+    truncation_direction: Direction = "right"
     dimensions: int | None = Field(None, ge=1, le=1 << 20)
 
 
@@ -102,6 +104,7 @@ class TeiRerankRequest(BaseModel):
     texts: Annotated[list[Words], few(MOST_TEXTS, 1)]
     return_text: bool = False
     truncate: bool = False
+    truncation_direction: Direction = "right"
 
 
 def form_of(raw: Mapping[str, Any]) -> type[RerankRequest] | type[TeiRerankRequest]:

@@ -35,8 +35,8 @@ def add_tei(app: FastAPI, context: Context) -> None:
         """Unit vectors of texts as a bare list."""
         async with Work(context, request) as work:
             body = await work.read(EmbedRequest)
-            fields = {"input": body.inputs, "dimensions": body.dimensions, **_cut(body.truncate)}
-            asked = EmbeddingRequest.model_validate({**fields, "truncation_side": body.truncation_direction.lower()})
+            fields = {"input": body.inputs, "dimensions": body.dimensions}
+            asked = EmbeddingRequest.model_validate({**fields, **_cut(body)})
             with blaming("inputs", "input"):
                 found = await embeddings.embed(context, asked, work.job, work.base())
             return json_answer([entry["embedding"] for entry in found["data"]])
@@ -59,7 +59,7 @@ TEI = Api(add_tei, generating=frozenset(PATHS), prefixes=(*PATHS, "/predict"), e
 
 async def rerank(context: Context, work: Work, body: TeiRerankRequest) -> Response:
     """Texts by relevance, as a bare list, the best first."""
-    asked = Scored.model_validate(_cut(body.truncate))
+    asked = Scored.model_validate(_cut(body))
     pairs = [(body.query, text) for text in body.texts]
     with blaming("texts", scores.DOCUMENTS):
         values = await scores.cosines(context, work.job, f"rerank-{work.base()}", pairs, asked)
@@ -73,6 +73,7 @@ def _ranked(index: int, score: float, body: TeiRerankRequest) -> dict[str, Any]:
     return {"index": index, **shown, "score": score}
 
 
-def _cut(truncate: bool) -> dict[str, Any]:
-    """The field that cuts a text to what fits."""
-    return {"truncate_prompt_tokens": -1} if truncate else {}
+def _cut(body: EmbedRequest | TeiRerankRequest) -> dict[str, Any]:
+    """The fields that cut a text to what fits."""
+    side = body.truncation_direction.lower()
+    return {"truncate_prompt_tokens": -1, "truncation_side": side} if body.truncate else {}
