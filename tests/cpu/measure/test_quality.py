@@ -90,7 +90,11 @@ def test_texts_are_cut_as_short_as_the_context(short: Path, tmp_path: Path) -> N
     base, copy = compare(str(short), [str(tmp_path / "q")], Questions(TEXT))
     assert copy.kl is not None and 0 < copy.kl < 0.1 and base.tokens_per_s
     assert _windows(find_source(str(short)), TEXT, 48)[0].shape[1] <= 48
-    for verb in (["quantize", "--method", "gptq"], ["quantize", "--kv-scales"], ["prune", "--channels", "0.5"]):
+    for verb in (
+        ["quantize", "--method", "gptq"],
+        ["quantize", "--method", "rtn", "--kv-scales"],
+        ["prune", "--channels", "0.5"],
+    ):
         refused = CliRunner().invoke(app, [*verb, str(short), str(tmp_path / "no"), "--length", "49"])
         assert refused.exit_code == 2 and "--length 49 is more than the 48 tokens" in refused.output
 
