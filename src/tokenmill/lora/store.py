@@ -133,9 +133,8 @@ class LoraStore:
         fitter = fitted(known.path, self.sites)
         known.mark = mark
         fills, self.elsewhere[number] = list(fitter.fills.values()), fitter.unknown
-        del (
-            fitter
-        )  # with the file's tensors, each of which goes when it has been joined: all at once keep steps waiting
+        # With it goes its hold on the file's tensors: each is freed when it is joined. All at once keep steps waiting.
+        del fitter
         for fill in fills:
             fill.join(pin=self.sites.device.type == "cuda")
             if fill.whole is not None:
