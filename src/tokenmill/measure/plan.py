@@ -255,9 +255,7 @@ def _uncounted(config: EngineConfig, kind: str) -> list[str]:
         found.append("adapters are not counted: their places on the device come on top, and their products take time")
     packed = "int4" in (config.model.quantization or "") and kind != "cpu"
     if packed and "widened" not in (config.execute.disable or ""):
-        found.append(
-            "copies of packed weights in 16 bits are not counted: a quarter of the K/V cache at most"
-        )
+        found.append("copies of packed weights in 16 bits are not counted: a quarter of the K/V cache at most")
     return found
 
 
