@@ -5,6 +5,7 @@ Names are vLLM's. What has no effect here is refused by name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -33,7 +34,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "lookahead": ("lookahead_window", "lookahead_ngram", "lookahead_candidates"),
 }
 """Methods with their own settings, besides the common ones."""
-OF_HOST = ("ngram", "suffix")
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,13 +132,18 @@ def _lengths(spec: dict[str, Any]) -> tuple[Any, Any]:
     return longest, shortest
 
 
+OF_HOST: dict[str, Callable[[Speculation], HostDrafter]] = {
+    "ngram": lambda found: NgramDrafter(found.longest, found.shortest),
+    "suffix": lambda found: SuffixDrafter(found.depth, found.kept),
+}
+"""Methods whose drafters work on the host, and how each is made; all others are loaded onto the device."""
+
+
 def host_drafter(found: Speculation | None) -> tuple[HostDrafter, int]:
     """The host's drafter, and how many tokens it may guess."""
     if found is None or found.method not in OF_HOST:
         return NoDrafter(), 0
-    if found.method == "suffix":
-        return SuffixDrafter(found.depth, found.kept), found.most
-    return NgramDrafter(found.longest, found.shortest), found.most
+    return OF_HOST[found.method](found), found.most
 
 
 def looks_on_device(config: EngineConfig, found: Speculation, device: str) -> bool:

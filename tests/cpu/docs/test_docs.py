@@ -24,6 +24,7 @@ from tokenmill.cli.verbs import app
 from tokenmill.compute.forward import NormSpec
 from tokenmill.core import config
 from tokenmill.demo import demo_dir
+from tokenmill.engine import drafting
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.models import registry
 from tokenmill.models.config_fields import FIELDS
@@ -211,6 +212,23 @@ def test_every_document_is_reached_from_the_readme() -> None:
     assert pages <= reached, pages - reached
 
 
+def test_the_names_that_a_document_finds_in_a_file_are_defined_there() -> None:
+    """`FILE: NAME`, `NAME` of `FILE` and `NAME` (`FILE`)."""
+    file, name = r"([\w/.]+\.(?:py|h|inl|cpp))", r"([A-Za-z_]\w*)(?:\(\))?"
+    lost = []
+    for document in [*DOCUMENTS, "CONTRIBUTING.md"]:
+        text = re.sub(r"\s+", " ", (ROOT / document).read_text())
+        pairs = re.findall(rf"`{file}: ([^`]+)`", text)
+        pairs += [(where, what) for what, where in re.findall(rf"`{name}` (?:of |in |\()`{file}`", text)]
+        for where, what in pairs:
+            found = [path for top in ("src", "csrc", "tests", "tools", "bench") for path in (ROOT / top).rglob("*.*")
+                     if str(path).endswith(f"/{where}")]  # fmt: skip
+            source = "".join(path.read_text() for path in found)
+            lost += [f"{document}: {where}: {word}" for word in re.findall(r"[A-Za-z_]\w+", what)
+                     if not re.search(rf"\b{word}\b", source)]  # fmt: skip
+    assert not lost
+
+
 def test_every_run_of_a_figure_says_when_of_what_and_how() -> None:
     page = (ROOT / "docs" / "performance.md").read_text()
     _, table, figures = re.split(r"(^\| run \| date .*?^$)", page, maxsplit=1, flags=re.DOTALL | re.MULTILINE)
@@ -370,19 +388,22 @@ def test_the_kernel_of_the_recipe_agrees_with_the_reference_and_counts() -> None
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_the_drafters_of_the_recipe_are_right_often_and_change_nothing(depth: int, tmp_path: Path) -> None:
+def test_the_drafters_of_the_recipe_are_right_often_and_change_nothing(
+    depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = str(make_tiny(tmp_path))
     greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     wild = SamplingParams(temperature=1.0, seed=3, max_tokens=60, ignore_eos=True)
     prompts = [[5, 6, 7] * 6, [9] * 12, list(range(20, 40))]
     with LLM(folder, num_blocks=256, max_num_seqs=8) as llm:
         plain = [llm.generate(prompts, params, use_tqdm=False) for params in (greedy, wild)]
-    config = {"method": "ngram", "num_speculative_tokens": 4}
+    recipe = names("docs/add-a-drafter.md")
+    monkeypatch.setitem(drafting.METHODS, "period", ())
+    monkeypatch.setitem(drafting.OF_HOST, "period", lambda found: recipe["PeriodDrafter"]())
+    config = {"method": "period" if depth == 1 else "ngram", "num_speculative_tokens": 4}
     with LLM(folder, num_blocks=256, max_num_seqs=8, speculative_config=config, pipeline_depth=depth) as llm:
         if depth > 1:
-            llm.engine.executor.runner.drafter = names("docs/add-a-drafter.md")["PeriodOnDevice"](4)
-        else:
-            llm.engine.scheduler.roster.drafter = names("docs/add-a-drafter.md")["PeriodDrafter"]()
+            llm.engine.executor.runner.drafter = recipe["PeriodOnDevice"](4)
         guessed = [llm.generate(prompts, params, use_tqdm=False) for params in (greedy, wild)]
         counters = llm.engine.scheduler.counters
     assert [[o.outputs[0].token_ids for o in run] for run in guessed] == [
