@@ -28,9 +28,9 @@ from tokenmill.core.errors import BusyError, ParameterError, UserError
 from tokenmill.core.request import ReasoningSpan
 from tokenmill.structured.check import Checker
 from tokenmill.structured.compiled_grammar import Compiled
-from tokenmill.structured.constraint import GrammarConstraint
+from tokenmill.structured.constraint import SLOW, GrammarConstraint
 from tokenmill.structured.helper import LoweringProcess
-from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
+from tokenmill.structured.limits import MAX_SPEC_BYTES, PARAM, refuse
 from tokenmill.structured.lowering import plain_schema
 from tokenmill.structured.sheltered import FAILED
 from tokenmill.structured.thinking import Border, ThinkingBudget
@@ -139,19 +139,24 @@ class Compiler:
             return self._built(self._helper.lower(spec, _plain(reasoning)), key)
         except ParameterError as error:
             with self._lock:
-                self._refusals[key] = ParameterError(str(error), param=error.param), time.monotonic() + REFUSED_S
-                while len(self._refusals) > MOST_REFUSALS:
-                    self._refusals.popitem(last=False)
+                self._note_refusal(key, error)
             raise
+
+    def _note_refusal(self, key: bytes, error: ParameterError) -> None:
+        self._refusals[key] = ParameterError(str(error), param=error.param), time.monotonic() + REFUSED_S
+        while len(self._refusals) > MOST_REFUSALS:
+            self._refusals.popitem(last=False)
 
     def _find(self, key: bytes) -> Compiled | None:
         """What is known of this structure: its grammar, nothing, or, as an error, that it was refused."""
         with self._lock:
+            if (entry := self._cache.get(key)) is not None and entry[0].slow:
+                self.bytes -= self._cache.pop(key)[1]
+                self._note_refusal(key, ParameterError(f"{PARAM}: {SLOW}. Simplify it.", param=PARAM))
             refused = self._refusals.get(key)
             if refused is not None and refused[1] > time.monotonic():
                 raise ParameterError(str(refused[0]), param=refused[0].param)
             self._refusals.pop(key, None)
-            entry = self._cache.get(key)
             if entry is None:
                 return None
             self._cache.move_to_end(key)

@@ -32,15 +32,16 @@ _TOKENS = re.compile(r"<[\w|\[]")
 
 class Compiled:
     """`root`: a matcher at its start, on the shared lexer (None: that lexer is dead). `has_json`: the grammar has JSON
-    parts. `has_tokens`: it may name tokens."""
+    parts. `has_tokens`: it may name tokens. `slow`: a request's tokens took too long to read."""
 
-    __slots__ = ("has_json", "has_tokens", "root", "text", "vocabulary")
+    __slots__ = ("has_json", "has_tokens", "root", "slow", "text", "vocabulary")
 
     def __init__(self, text: str, vocabulary: Vocabulary) -> None:
         """Compile; refuses a grammar that is too large or that the engine does not take."""
         if len(text) > MAX_GRAMMAR_BYTES:
             refuse("the grammar is too large once it is written out. Simplify it.")
         self.text = text
+        self.slow = False
         self.has_json = _JSON.search(text) is not None
         self.has_tokens = _TOKENS.search(text) is not None
         self.vocabulary = vocabulary

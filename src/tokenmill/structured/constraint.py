@@ -16,27 +16,25 @@ from tokenmill.core.errors import OVER_LIMIT
 from tokenmill.structured.compiled_grammar import NO_TOKEN, Compiled, reason
 from tokenmill.structured.sheltered import FAILED
 from tokenmill.structured.vocabulary import Vocabulary
+from tokenmill.structured.walking_time import AGAIN_S, MOST_S, WalkingTime
 
 FEWEST = 4
 """If a sequence's own lexer dies within this many tokens, it is not replaced."""
 PIECE = 512
 """Tokens that a new lexer repeats between two masks; each mask restores its fuel."""
 REFUSED = "a token that it allowed was not taken"
-EASY_S, MOST_S = 0.005, 0.5
-"""Seconds of work that a token may take, and how much more all tokens of a sequence may take together. The engine's own
-limits count states and items. An ambiguous grammar stays below them, while each token takes longer than the last."""
 SLOW = "its tokens take too long to read, because too many ways of reading the text are open"
 
 
 class GrammarConstraint:
     """`pending`: tokens that must come next (None: not looked up yet). `broken`: no token can follow any more, and
     `why`. `ready`: the next mask, if it was computed ahead. `said`: all tokens so far. `root`: the matcher whose lexer
-    is used (None: a lexer of its own, since token `since`). `check`: called once with the finished text. `slow`: the
-    seconds that tokens took beyond what they may take."""
+    is used (None: a lexer of its own, since token `since`). `check`: called once with the finished text. `time`:
+    shared by copies; `round`: the last one in it. `masked`: seconds that the last mask took."""
 
     __slots__ = (
-        *("broken", "check", "compiled", "ended", "matcher", "pending"),
-        *("ready", "root", "said", "since", "slow", "why"),
+        *("broken", "check", "compiled", "ended", "masked", "matcher", "pending"),
+        *("ready", "root", "round", "said", "since", "time", "why"),
     )
 
     def __init__(self, compiled: Compiled) -> None:
@@ -45,7 +43,9 @@ class GrammarConstraint:
         self.matcher: LLMatcher = self.root.deep_copy()
         self.said: list[int] = []
         self.since = 0
-        self.slow = 0.0
+        self.time = WalkingTime()
+        self.round = 0
+        self.masked = 0.0
         self.pending: list[int] | None = None
         self.ready: bytes | None = None
         self.ended = False
@@ -59,8 +59,9 @@ class GrammarConstraint:
         return self.compiled.vocabulary
 
     def wants_mask(self) -> bool:
-        """Would `mask` have to walk the vocabulary?"""
-        return self.ready is None and not (self.broken or self.ended or self._forced())
+        """Would `mask` have to walk the vocabulary? Those of a request that is slow are timed one by one."""
+        usual = self.ready is None and not self.time.ended(AGAIN_S)
+        return usual and not (self.broken or self.ended or self._forced())
 
     def give_mask(self, found: bytes) -> None:
         """Take the mask that the matcher gave for this place."""
@@ -68,7 +69,8 @@ class GrammarConstraint:
 
     def mask(self) -> bytes:
         """Allowed next tokens. If the grammar's limits were hit, none are, which ends the sequence as failed."""
-        if self.slow > MOST_S and not (self.broken or self.ended):
+        if not (self.broken or self.ended) and self.time.ended(AGAIN_S if self.compiled.slow else MOST_S):
+            self.compiled.slow = True
             self._break(SLOW)
         while not self.broken:
             forced = self._forced()
@@ -76,7 +78,7 @@ class GrammarConstraint:
                 break
             if forced or self.ended:
                 return self._bits(forced[:1] or sorted(self.vocabulary.end_ids))
-            found: bytes = self.ready if self.ready is not None else self.matcher.compute_bitmask()
+            found: bytes = self.ready if self.ready is not None else self._computed()
             if not self.matcher.is_error():  # with an error, its mask would allow the end
                 found = found[: self.vocabulary.mask_bytes]  # it may be a word longer
                 found = self.vocabulary.numerals.bounded(found, self.said) if self.compiled.has_json else found
@@ -140,7 +142,7 @@ class GrammarConstraint:
         """An independent copy at the same place."""
         twin = GrammarConstraint.__new__(GrammarConstraint)
         twin.compiled, twin.root, twin.since, twin.why = self.compiled, self.root, self.since, self.why
-        twin.slow = self.slow
+        twin.time, twin.round, twin.masked = self.time, self.round, self.masked
         twin.matcher, twin.check = self.matcher.deep_copy(), self.check
         twin.said = list(self.said)
         twin.pending = None if self.pending is None else list(self.pending)
@@ -180,11 +182,19 @@ class GrammarConstraint:
         if not self.broken:
             self._break(reason(self.matcher))
 
+    def _computed(self) -> bytes:
+        """The matcher's mask."""
+        begun = thread_time()
+        found: bytes = self.matcher.compute_bitmask()
+        self.masked = thread_time() - begun
+        return found
+
     def _consume(self, tokens: list[int]) -> int:
         """How many of these tokens the matcher took."""
-        begun = thread_time()
+        begun = thread_time() - self.masked
+        self.masked = 0.0
         count: int = self.matcher.try_consume_tokens(tokens)
-        self.slow += max(0.0, thread_time() - begun - EASY_S * len(tokens))
+        self.round = self.time.add(thread_time() - begun, len(tokens), self.round)
         return count
 
     def _break(self, why: str) -> None:

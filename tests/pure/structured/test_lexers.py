@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -11,7 +12,7 @@ from bytewise import END, allowed
 
 from tokenmill.core.errors import OUR_FAULT, OVER_LIMIT, BusyError, ParameterError
 from tokenmill.core.request import ReasoningSpan
-from tokenmill.structured import compiled_grammar, mask_pool
+from tokenmill.structured import compiled_grammar, mask_pool, walking_time
 from tokenmill.structured import constraint as walking
 from tokenmill.structured.compile import Compiler
 from tokenmill.structured.sheltered import Sheltered
@@ -127,12 +128,20 @@ def test_one_that_no_lexer_bears_says_which_limit_and_harms_nobody(compiler, mon
     assert ord("s") in allowed(compiler.constraint(spec).mask())
 
 
-def test_a_sequence_whose_tokens_take_long_to_read_ends_and_harms_nobody(compiler, monkeypatch):
-    spec = {"grammar": 'root ::= s\ns ::= s s s | s s | "a"'}
-    constraint, other = compiler.constraint(spec), compiler.constraint(spec)
+AMBIGUOUS = {"grammar": 'root ::= s\ns ::= s s s | s s | "a"'}
+
+
+def slow_clock(monkeypatch, step):
+    """Every look at the clock finds it so much later."""
+    seconds = itertools.count(0, step)
+    monkeypatch.setattr(walking, "thread_time", lambda: next(seconds))
+
+
+def test_a_request_whose_tokens_take_long_to_read_ends_and_its_grammar_is_refused(compiler, monkeypatch):
+    constraint, other = compiler.constraint(AMBIGUOUS), compiler.constraint(AMBIGUOUS)
     constraint.accept([97, 97])
     assert 97 in allowed(constraint.mask())
-    monkeypatch.setattr(walking, "EASY_S", -0.3)  # as if each of the next tokens took 0.3 s longer than it may
+    slow_clock(monkeypatch, 0.15)
     for _ in range(4):
         constraint.accept([97])
     assert allowed(constraint.mask()) == [] and constraint.failure() is not None
@@ -141,6 +150,32 @@ def test_a_sequence_whose_tokens_take_long_to_read_ends_and_harms_nobody(compile
     monkeypatch.undo()
     other.accept([97])
     assert 97 in allowed(other.mask()) and other.failure() is None
+    with pytest.raises(ParameterError, match="too long to read"):
+        compiler.constraint(AMBIGUOUS)
+
+
+def test_masks_take_of_the_same_time_as_tokens(compiler, monkeypatch):
+    constraint = compiler.constraint({"grammar": AMBIGUOUS["grammar"] + "\n"})
+    slow_clock(monkeypatch, 0.15)
+    for _ in range(2):
+        constraint.accept([97])
+        constraint.mask()
+    constraint.accept([97])
+    assert allowed(constraint.mask()) == []
+
+
+def test_all_outputs_of_a_request_share_its_time(compiler, monkeypatch):
+    first = compiler.constraint({"grammar": AMBIGUOUS["grammar"] + "\n\n"})
+    outputs = [first.fork() for _ in range(100)]
+    slow_clock(monkeypatch, walking_time.EASY_S * 0.9)  # each of them is quick enough
+    for _ in range(3):
+        for output in outputs:
+            output.accept([97])
+    assert all(allowed(output.mask()) == [] for output in outputs)
+    alone = compiler.constraint({"regex": "a*b"})
+    for _ in range(300):
+        alone.accept([97])
+    assert 97 in allowed(alone.mask())
 
 
 def test_reasoning_and_shelter_pass_the_reason_on(compiler, caplog):
