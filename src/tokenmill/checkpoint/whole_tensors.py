@@ -1,13 +1,15 @@
 """What checkpoints share: those whose whole tensors cost little, as they are maps of files, or are made as a whole, and
-those that stand around another one. Owns: cutting parts out of the former; asking the latter's inner one.
+those that stand around another one. Owns: cutting parts out of the former; asking the latter's inner one; putting
+tensors in the place of others.
 Must not know: file formats.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,3 +92,46 @@ class AroundCheckpoint:
     def close(self) -> None:
         """As the inner one."""
         self.inner.close()
+
+
+class Overlaid(WholeTensors):
+    """A checkpoint in which tensors are given in place of another one's, or beside them, and some are hidden."""
+
+    def __init__(self, inner: Checkpoint, given: Mapping[str, Tensor], hidden: Iterable[str] = ()) -> None:
+        self.inner, self.given, self.hidden = inner, dict(given), frozenset(hidden)
+        self.close = inner.close
+
+    def names(self) -> Iterable[str]:
+        """All names."""
+        return dict.fromkeys([*(name for name in self.inner.names() if name not in self.hidden), *self.given])
+
+    def has(self, name: str) -> bool:
+        """Is there such a tensor?"""
+        return name in self.given or (name not in self.hidden and self.inner.has(name))
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Its shape."""
+        return tuple(self.given[name].shape) if name in self.given else self.inner.shape(name)
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """What is given, or else the inner one's tensor."""
+        return self.given[name] if name in self.given else self.inner.tensor(name, shape, dtype)
+
+    def part(
+        self,
+        name: str,
+        dim: int,
+        start: int,
+        stop: int,
+        shape: tuple[int, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """start:stop of one dimension."""
+        if name in self.given:
+            return super().part(name, dim, start, stop, shape, dtype)
+        return self.inner.part(name, dim, start, stop, shape, dtype)
+
+    def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Any | None:
+        """Quantised blocks, if the inner one has any."""
+        ask = getattr(self.inner, "blocks", None)
+        return None if ask is None or name in self.given else ask(name, shape)

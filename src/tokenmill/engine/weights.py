@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.safetensors import SafetensorsCheckpoint, open_safetensors
+from tokenmill.checkpoint.whole_tensors import Overlaid
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.files import in_home
@@ -45,49 +45,6 @@ def runner_of(built: Built) -> Runner:
         wish = "with one rank and one engine" if several else "with executor='inprocess'"
         raise UserError(f"the model runs in other processes: load it {wish} for this.")
     return executor.runner
-
-
-class Overlay:
-    """A Checkpoint in which some tensors replace another checkpoint's."""
-
-    def __init__(self, inner: Checkpoint, given: Mapping[str, Tensor]) -> None:
-        self.inner, self.given = inner, given
-        self.close = inner.close
-
-    def names(self) -> Iterable[str]:
-        """All tensor names."""
-        return dict.fromkeys([*self.inner.names(), *self.given])
-
-    def has(self, name: str) -> bool:
-        """Is there such a tensor?"""
-        return name in self.given or self.inner.has(name)
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Its shape."""
-        return tuple(self.given[name].shape) if name in self.given else self.inner.shape(name)
-
-    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """The replacement, or else the other checkpoint's tensor."""
-        return self.given[name] if name in self.given else self.inner.tensor(name, shape, dtype)
-
-    def part(
-        self,
-        name: str,
-        dim: int,
-        start: int,
-        stop: int,
-        shape: tuple[int, ...] | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """start:stop of one dimension."""
-        if name in self.given:
-            return self.given[name].narrow(dim, start, stop - start)
-        return self.inner.part(name, dim, start, stop, shape, dtype)
-
-    def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Any | None:
-        """Quantised blocks, if the other checkpoint has any."""
-        ask = getattr(self.inner, "blocks", None)
-        return None if ask is None or name in self.given else ask(name, shape)
 
 
 class WeightUpdates:
@@ -142,13 +99,13 @@ class WeightUpdates:
             given = _without_copy_of_head(given, source)
             _check(given, source)
             given = _in_half_where_stored_so(given, source)
-            taken = self._copy(runner, Overlay(source, given), set(given))
+            taken = self._copy(runner, Overlaid(source, given), set(given))
         finally:
             source.close()
         return taken
 
     @torch.inference_mode()
-    def _copy(self, runner: Runner, checkpoint: Overlay, given: set[str]) -> int:
+    def _copy(self, runner: Runner, checkpoint: Checkpoint, given: set[str]) -> int:
         model, facts, config = runner.model, self.built.facts, self.built.config
         assert isinstance(model, Decoder)
         raw, dtype = read_config(config, self.built.source), DTYPES[facts.dtype]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.checkpoint.whole_tensors import AroundCheckpoint, WholeTensors
+from tokenmill.checkpoint.whole_tensors import AroundCheckpoint, Overlaid
 from tokenmill.compute.forward import Kernels, Weight
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UndividedError
@@ -32,31 +32,6 @@ from tokenmill.quantize.watched_weights import InputRecord, WatchingBuild, Watch
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _SAME = 1e-3
 """The largest relative difference of a layer's outputs after scales have moved."""
-
-
-class Overlaid(WholeTensors):
-    """A Checkpoint with some tensors replaced, added or hidden."""
-
-    def __init__(self, inner: Checkpoint, tensors: Mapping[str, Tensor], hidden: Iterable[str] = ()) -> None:
-        self.inner, self.tensors, self.hidden = inner, dict(tensors), set(hidden)
-        self.close = inner.close
-
-    def names(self) -> Iterable[str]:
-        """All names."""
-        return [*self.tensors, *(n for n in self.inner.names() if n not in self.tensors and n not in self.hidden)]
-
-    def has(self, name: str) -> bool:
-        """Is there such a tensor?"""
-        return name in self.tensors or (name not in self.hidden and self.inner.has(name))
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Its shape."""
-        return tuple(self.tensors[name].shape) if name in self.tensors else self.inner.shape(name)
-
-    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor."""
-        found = self.tensors.get(name)
-        return self.inner.tensor(name, shape, dtype) if found is None else found
 
 
 class Nearby(AroundCheckpoint):

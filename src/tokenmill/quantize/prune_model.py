@@ -18,12 +18,13 @@ from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.checkpoint.new_folder import check_free, new_folder
+from tokenmill.checkpoint.whole_tensors import Overlaid
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.models.text_part import outer_of
 from tokenmill.quant.convert import Shards, Tell, check_kept, copy_rest, write_json
 from tokenmill.quantize import prunable
-from tokenmill.quantize.layer_stream import Overlaid, Stream, layer_count
+from tokenmill.quantize.layer_stream import Stream, layer_count
 from tokenmill.quantize.prune_columns import METHODS, prune_columns
 
 REPORT = "pruning_report.json"

@@ -99,11 +99,7 @@ class ProductKernels(ReferenceKernels):
         """x @ weight.T + bias in parts of the sum, with a delta one more; None: it is not made so."""
         if delta is None:
             return None if x.shape[0] < 2 else self._parts(x, weight, bias)
-        if delta.site.gains is not None or not self._is_few(delta.site, delta.inputs):
-            return None
-        turn = self.launch.scratch.turn(x.device)
-        parts = self._parts(x, weight, bias, turn)
-        return None if parts is None else self._behind(parts, delta, None, None, turn, open_=True)
+        return None if delta.site.gains is not None else self._beside(delta, weight, bias, None, None, open_=True)
 
     def _parts(self, x: Tensor, weight: Tensor, bias: Tensor | None, turn: Tensor | None = None) -> Tensor | None:
         """x @ weight.T + bias in parts of the sum. turn: `ready` of `stream`; one part will do. None: it is not made
@@ -180,8 +176,8 @@ class ProductKernels(ReferenceKernels):
             turn.zero_()  # nobody has taken down what `stream` has put up
         return found
 
-    def _beside(self, delta: Delta, weight: Any, bias: Tensor | None, act: Act | None, residual: Tensor | None
-                ) -> Tensor | None:  # fmt: skip
+    def _beside(self, delta: Delta, weight: Any, bias: Tensor | None, act: Act | None, residual: Tensor | None,
+                *, open_: bool = False) -> Tensor | None:  # fmt: skip
         """A product whose adapters' part is made while it streams its weight; None: it is not made so."""
         if delta.low is not None or not isinstance(weight, Tensor) or not self._is_few(delta.site, delta.inputs):
             return None
@@ -190,7 +186,7 @@ class ProductKernels(ReferenceKernels):
         if parts is None:
             return None
         residual = None if residual is None else residual.contiguous()
-        return self._behind(parts, delta, act, residual, turn)
+        return self._behind(parts, delta, act, residual, turn, open_=open_)
 
     def _if_it_fits(self, op: str, asked: tuple[Any, ...], make: Callable[[], Tensor]) -> Tensor | None:
         """What is made; None: the device cannot hold the kernel, which is said once and not tried again for calls of
