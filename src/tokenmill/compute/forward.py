@@ -35,7 +35,7 @@ from tokenmill.compute.descriptors import (
     StepRows,
 )
 from tokenmill.compute.lines import RoundsLines
-from tokenmill.compute.matrix import StoredMatrix
+from tokenmill.compute.matrix import Packed, StoredMatrix
 
 if TYPE_CHECKING:
     import torch
@@ -216,18 +216,6 @@ class Weight(Protocol):
     def bytes(self) -> int: ...
 
 
-class Packed(Protocol):
-    """A matrix in a backend's own form, its bias included. A form that the backend's `product` does not know has
-    `product(x)` -> x @ matrix.T + bias."""
-
-    def rows(self, ids: Tensor, dtype: Any) -> Tensor:
-        """Dense rows [n, K] in torch's type `dtype`."""
-        ...
-
-    def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None: ...
-    def bytes(self) -> int: ...
-
-
 class Again(Protocol):
     """Computes what was recorded again, in the same tensors. spilled: bytes of these that did not fit into the room."""
 
@@ -344,13 +332,21 @@ class Kernels(RoundsLines, Protocol):
         """The result of `add`, and its norm; x, y [T, D]. Every step is rounded to x's type."""
         ...
 
-    def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
-        """Attention to the paged K/V as stored, causal by position -> [T, H * Dv].
+    def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None = None) -> Tensor:
+        """Attention to the paged K/V as stored, causal by position -> [T, H * Dv]. keys [T, K]: the only positions that
+        each token sees, as `choose_keys` gives them.
 
         x [T, H*Dk + Hkv*Dk + Hkv*Dv]: queries and keys are normed and rotated first, and k and v are written to their
         slots. Latent: x [T, H*Dk + Dk] (queries already absorbed; then latent | rope key); the last `rope.dim` entries
         of each query head and of the key are rotated (RopeSpec.start). x [T, H, Dk]: finished queries, which attend to
         what another layer has stored."""
+        ...
+
+    def choose_keys(self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext) -> Tensor:
+        """Which keys each token sees, by an index that has pages of its own. x [T, H*D + D]: its queries and key, which
+        are prepared and stored as latent attention's. The score of a key is the sum over heads h of
+        gains[t, h] * relu(scale * q[t, h] . key), in float32. -> positions [T, K] int64 of the `top` best keys up to
+        the token's own, ascending, with -1 behind the last; of keys with equal scores the first."""
         ...
 
     def recur_(self, inputs: Sequence[Tensor], spec: Recurrence, state: Tensor, ctx: ForwardContext) -> Tensor:

@@ -1,4 +1,5 @@
-"""A weight's numbers as they are stored. Owns: the one descriptor that every format hands to a backend.
+"""A weight's numbers as they are stored. Owns: the one descriptor that every format hands to a backend, and what every
+backend's own form of it can do.
 
 A format names the meaning of its tensors by a `kind`. Each backend has one table of the kinds that it packs into a form
 of its own (`kernels/cpu/packed.py`, `kernels/triton/quantised/narrow.py`). `kernels/plain.py` multiplies some kinds in
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -64,3 +65,15 @@ class StoredMatrix:
     def nbytes(self) -> int:
         """The bytes of all parts."""
         return sum(tensor.nbytes for _, tensor in self.parts)
+
+
+class Packed(Protocol):
+    """A matrix in a backend's own form, its bias included. A form that the backend's `product` does not know has
+    `product(x)` -> x @ matrix.T + bias."""
+
+    def rows(self, ids: Tensor, dtype: Any) -> Tensor:
+        """Dense rows [n, K] in torch's type `dtype`."""
+        ...
+
+    def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None: ...
+    def bytes(self) -> int: ...

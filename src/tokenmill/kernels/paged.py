@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan, KVView, Paths
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan, Paths
 from tokenmill.kernels import row_stable, stored_kv
 from tokenmill.kernels.row_stable import ROW_BLOCK
 
@@ -37,25 +38,34 @@ class _Items:
         return _Items(self.seq[part], self.token[part], self.head[part], self.real[part], self.tiles[part])
 
 
-def attend(q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
-    """q [T, H, Dk] against one layer's pages -> [T, H * Dv] in q's dtype."""
+def attend(q: Tensor, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None = None) -> Tensor:
+    """q [T, H, Dk] against one layer's pages -> [T, H * Dv] in q's dtype.
+
+    keys [T, K]: the positions that each token sees, ascending, with -1 behind the last. Tiles are cut from this list,
+    so a list of all positions gives the bytes of plain attention."""
     kv_heads = spec.kv.heads
     group = spec.heads // kv_heads
     grouped = q.view(q.shape[0], kv_heads, group, q.shape[2])
     out = q.new_zeros(q.shape[0], kv_heads, group, spec.kv.value_dim)
-    items = _items(spec, ctx, group, q.device)
+    items = _items(spec, ctx, group, q.device, keys)
     for start in range(0, len(items.tiles), _ITEMS):
         part = items.cut(start, start + _ITEMS)
-        result = _attend_items(grouped[part.token, :, part.head].transpose(1, 2), part, spec, ctx)
+        result = _attend_items(grouped[part.token, :, part.head].transpose(1, 2), part, spec, ctx, keys)
         out[part.token[part.real], :, part.head[part.real]] = result.transpose(1, 2)[part.real].to(q.dtype)
     return out.view(q.shape[0], -1)
 
 
-def _items(spec: AttentionSpec, ctx: ForwardContext, group: int, device: torch.device) -> _Items:
-    """Cut every sequence's (query, head-in-group) pairs into blocks of ROW_BLOCK rows."""
+def _items(spec: AttentionSpec, ctx: ForwardContext, group: int, device: torch.device, keys: Tensor | None) -> _Items:
+    """Cut every sequence's (query, head-in-group) pairs into blocks of ROW_BLOCK rows, of one query each if every query
+    has its own keys."""
     starts: list[tuple[int, int, int, int]] = []
     tiles: list[tuple[int, int]] = []
-    for seq, (query_start, queries, kv_len) in enumerate(_spans(ctx)):
+    for seq, (query_start, queries, kv_len) in enumerate(spans(ctx)):
+        if keys is not None:
+            each = [(seq, query_start + i, row, group) for i in range(queries) for row in range(0, group, ROW_BLOCK)]
+            starts += each
+            tiles += [(0, -(-min(kv_len, keys.shape[1]) // TILE))] * len(each)
+            continue
         for row in range(0, queries * group, ROW_BLOCK):
             starts.append((seq, query_start, row, queries * group))
             # Queries are a sequence's newest positions, so the block's first and last query bound its tiles.
@@ -76,17 +86,18 @@ def _lowest(position: int, window: int) -> int:
     return position - position % -window if window < 0 else max(0, position - window + 1) if window else 0
 
 
-def _spans(ctx: ForwardContext) -> list[tuple[int, int, int]]:
+def spans(ctx: ForwardContext) -> list[tuple[int, int, int]]:
+    """(query_start, query count, kv_len) of each sequence; waits for a device that is not the host."""
     if ctx.spans is not None:
         return ctx.spans
     start, kv_len = ctx.query_start.tolist(), ctx.kv_len.tolist()
     return [(a, b - a, n) for a, b, n in zip(start, start[1:], kv_len, strict=False)]
 
 
-def _attend_items(q: Tensor, items: _Items, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+def _attend_items(q: Tensor, items: _Items, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None) -> Tensor:
     """q [I, Hkv, R, Dk] -> [I, Hkv, R, Dv] in float32."""
-    plan, kv = ctx.groups[spec.group], ctx.kv[spec.layer]
     q = q.float()
+    own = None if keys is None else F.pad(keys, (0, -keys.shape[1] % TILE), value=-1)[items.token[:, 0]]
     query_pos = ctx.positions[items.token][:, None, :, None]
     head = torch.arange(spec.kv.heads, device=q.device)[None, :, None] * (spec.heads // spec.kv.heads)
     head = head + items.head[:, None, :]
@@ -99,11 +110,13 @@ def _attend_items(q: Tensor, items: _Items, spec: AttentionSpec, ctx: ForwardCon
         top = spec.sinks.float()[head].unsqueeze(-1)
         total = torch.ones_like(top)
     for tile in range(min(t[0] for t in items.tiles), max(t[1] for t in items.tiles)):
-        k, v, key_pos, known = _load_tile(tile, items.seq, kv, plan, ctx, spec.kv.value_dim)
+        place = slice(tile * TILE, (tile + 1) * TILE)
+        pos = torch.arange(place.start, place.stop, device=q.device)[None] if own is None else own[:, place]
+        k, v, known = load_tile(pos, items.seq, spec, ctx)
         scores = _batched(q, k.transpose(-1, -2)) * spec.scale
         if spec.softcap:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
-        distance = query_pos - key_pos[None, None, None, :]
+        distance = query_pos - pos[:, None, None, :]
         if slopes is not None:
             scores = scores - slopes * distance
         seen = (distance >= 0) & known[:, None, None, :]
@@ -131,24 +144,22 @@ def _weighted(p: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     return sums.masked_fill((seen & broken[:, :, None, :]).any(-1, keepdim=True), float("nan"))
 
 
-def _load_tile(
-    tile: int, seq: Tensor, kv: KVView, plan: GroupPlan, ctx: ForwardContext, value_dim: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One tile's keys and values [I, Hkv, TILE, D] in float32, positions [TILE], and which keys exist [I, TILE]."""
-    pos = torch.arange(tile * TILE, (tile + 1) * TILE, device=seq.device)
+def load_tile(pos: Tensor, seq: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
+    """The keys and values [I, Hkv, TILE, D] at positions [I or 1, TILE], in float32, and which keys exist [I, TILE]."""
+    plan, kv = ctx.groups[spec.group], ctx.kv[spec.layer]
     entry, offset, known = _locate(pos, seq, plan, ctx)
     block = plan.tables[seq].gather(1, entry).long().masked_fill(~known, 0)  # the rest of a table may be anything
     gone = ~known[:, None, :, None]
     # Absent keys are zeros, not leftovers: 0 * NaN would leak another sequence's trouble into this one.
     k = stored_kv.load(kv.key, kv.key_scale, block, offset).transpose(1, 2).masked_fill(gone, 0.0)
     if kv.value.data_ptr() == kv.key.data_ptr():
-        return k, k[..., :value_dim], pos, known
+        return k, k[..., : spec.kv.value_dim], known
     v = stored_kv.load(kv.value, kv.value_scale, block, offset).transpose(1, 2).masked_fill(gone, 0.0)
-    return k, v, pos, known
+    return k, v, known
 
 
 def _locate(pos: Tensor, seq: Tensor, plan: GroupPlan, ctx: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
-    """Table entry, offset in its block, and existence of each position, all [I, TILE]."""
+    """Table entry, offset in its block, and existence of each position [I or 1, TILE], all [I, TILE]."""
     last = plan.tables.shape[1] - 1
     entries, kv_len = plan.entries.long()[seq, None], ctx.kv_len.long()[seq, None]
     pos = pos.expand(seq.shape[0], -1)

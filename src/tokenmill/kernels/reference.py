@@ -31,7 +31,19 @@ from tokenmill.compute.forward import (
 )
 from tokenmill.compute.lines import LineGrid
 from tokenmill.compute.matrix import StoredMatrix
-from tokenmill.kernels import accept, adapters, grid, lookup, paged, pointwise, routing, row_stable, states, stored_kv
+from tokenmill.kernels import (
+    accept,
+    adapters,
+    grid,
+    key_choice,
+    lookup,
+    paged,
+    pointwise,
+    routing,
+    row_stable,
+    states,
+    stored_kv,
+)
 from tokenmill.kernels.plain import PRODUCTS
 from tokenmill.kernels.prune_lines import prune_lines
 from tokenmill.kernels.round_lines import round_lines
@@ -182,9 +194,16 @@ class ReferenceKernels:
         x = self.add(x, y, scale, within=within)
         return x, self.norm(x, norm)
 
-    def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+    def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None = None) -> Tensor:
         """x [T, all heads], prepared first, or queries [T, H, Dk] -> [T, H * Dv]."""
-        return self.attention(x if x.ndim == 3 else self.prepare_qkv(x, spec, ctx), spec, ctx)
+        return self.attention(x if x.ndim == 3 else self.prepare_qkv(x, spec, ctx), spec, ctx, keys)
+
+    def choose_keys(self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext) -> Tensor:
+        """x [T, H * D + D], gains [T, H] -> positions [T, K]; of keys with equal scores the first."""
+        q = self.prepare_qkv(x, spec, ctx)
+        self.count("choose_keys")
+        self.waits += ctx.spans is None
+        return key_choice.choose(q, gains, spec, top, ctx)
 
     def prepare_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """qkv [T, all heads] -> q [T, H, Dk] normed and rotated; keys and values go to their slots."""
@@ -202,11 +221,11 @@ class ReferenceKernels:
         stored_kv.store(kv, block, offset, k, None if latent else parts[2].reshape(tokens, heads, -1))
         return q
 
-    def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+    def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None = None) -> Tensor:
         """q [T, H, Dk] against the paged keys and values as stored -> [T, H * Dv]."""
         self.count("attention")
         self.waits += ctx.spans is None
-        return paged.attend(q, spec, ctx)
+        return paged.attend(q, spec, ctx, keys)
 
     def recur_(self, inputs: Sequence[Tensor], spec: Recurrence, state: Tensor, ctx: ForwardContext) -> Tensor:
         """What the layer makes of its inputs and the states of the step's rows."""

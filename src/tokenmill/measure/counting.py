@@ -211,9 +211,17 @@ class CountingKernels(ReferenceKernels):
         self.tally.weight_bytes += sum(norm.weight.nbytes for norm in (spec.q_norm, spec.k_norm) if norm is not None)
         return self._note(out, moved=qkv.nbytes + out.nbytes)
 
-    def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
-        """[T, H * Dv]. What attention reads depends on lengths, so only the layer is noted."""
-        self.tally.attended.append(Attended(spec.heads, spec.kv, abs(spec.window) or spec.kv.window))
+    def choose_keys(self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext) -> Tensor:
+        """[T, top]. It reads all keys."""
+        q = self.prepare_qkv(x, spec, ctx)
+        self.tally.attended.append(Attended(spec.heads, spec.kv, 0))
+        return self._note(x.new_empty(len(x), top, dtype=torch.int64), moved=q.nbytes + gains.nbytes + 8 * len(x) * top)
+
+    def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None = None) -> Tensor:
+        """[T, H * Dv]. What attention reads depends on lengths, so only the layer is noted. Chosen keys are as many as
+        those of a window."""
+        most = abs(spec.window) or spec.kv.window if keys is None else keys.shape[1]
+        self.tally.attended.append(Attended(spec.heads, spec.kv, most))
         out = q.new_empty(len(q), spec.heads * spec.kv.value_dim)
         return self._note(out, moved=q.nbytes + out.nbytes)
 

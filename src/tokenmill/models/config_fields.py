@@ -33,6 +33,15 @@ _HYBRID_MIX = {
 _HYBRID_ONLY: dict[str, tuple[Any, ...]] = {
     **NO_MLP_BIAS, "hidden_act": ("silu", "swish"), "attn_output_gate": (True,), "output_gate_type": ("swish", "silu"),
 }  # fmt: skip
+_INDEXED = {
+    **GATED, **DEEPSEEK_KEYS, "attention_bias": False, "first_k_dense_replace": 3, "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64, "routed_scaling_factor": 2.5, "num_experts_per_tok": 8, "mlp_layer_types": None,
+    "index_topk": 2048, "index_head_dim": 128, "rope_interleave": True, "layer_types": None,
+    "num_nextn_predict_layers": None,
+}  # fmt: skip
+_INDEXED_ONLY = {**NO_MLP_BIAS, **SIGMOID, "moe_layer_freq": (1,), "rope_interleave": (True,)}
+# Transformers rotates by qk_rope_head_dim, whatever head_dim is.
+_INDEXED_IDLE = (*MOE, "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size")
 # Only for layers that make drafts: qwen3_next.build_later reads it. States are kept as an option says.
 _HYBRID_IDLE = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
 _FILES: dict[str, Fields] = {
@@ -81,6 +90,26 @@ _FILES: dict[str, Fields] = {
         only={**NO_MLP_BIAS, **SIGMOID, "moe_layer_freq": (1,)},
         ignored=(*MOE, "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size"),
         layers="full_attention",
+    ),
+    "DeepseekV32ForCausalLM": Fields(
+        "deepseek_v32",
+        needed=_LATENT,
+        defaults={**_INDEXED, "max_position_embeddings": 163840, "num_key_value_heads": 128, "q_lora_rank": 1536,
+                  "qk_nope_head_dim": 128, "v_head_dim": 128, "n_group": 8, "topk_group": 4, "index_n_heads": 64},
+        only=_INDEXED_ONLY,
+        ignored=_INDEXED_IDLE,
+        layers="indexed_attention",
+    ),
+    "GlmMoeDsaForCausalLM": Fields(
+        "glm_moe_dsa",
+        needed=_LATENT,
+        defaults={**_INDEXED, "max_position_embeddings": 202752, "num_key_value_heads": 64, "q_lora_rank": 2048,
+                  "qk_nope_head_dim": 192, "v_head_dim": 256, "rms_norm_eps": 1e-5, "index_n_heads": 32,
+                  "indexer_types": None, "index_topk_pattern": None, "index_topk_freq": 1,
+                  "index_skip_topk_offset": 2},
+        only={**_INDEXED_ONLY, "indexer_rope_interleave": (True,)},
+        ignored=_INDEXED_IDLE,
+        layers="indexed_attention",
     ),
     "Mistral4ForCausalLM": Fields(
         "mistral4",

@@ -1,5 +1,5 @@
-"""DeepSeek V2 and V3, Kimi K2, Sarvam 105B, GLM-4.7-Flash, Mistral Small 4: latent attention, shared and routed
-experts."""
+"""DeepSeek V2, V3 and V3.2, Kimi K2, GLM-5, Sarvam 105B, GLM-4.7-Flash, Mistral Small 4: latent attention, shared and
+routed experts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from tokenmill.models.common import PreNorm, read_act, read_sizes, read_top_k, r
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.family_row import Drafts, Feed, Route
+from tokenmill.models.key_index import Indices
 from tokenmill.models.latent_attention import LatentAttention
 from tokenmill.models.mtp_layers import Later, make_behind
 from tokenmill.models.parts import make_mixture, not_computed
-from tokenmill.models.rules import first_dense, glm_dense, sarvam
+from tokenmill.models.rules import first_dense, glm_dense, listed_or_first, sarvam
 from tokenmill.models.table_mixtures import DEEPSEEK_MIX
 
+INDEXED = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
+"""Those in which each token sees the keys that an index chooses."""
+_DENSE = {"Glm4MoeLiteForCausalLM": glm_dense, **dict.fromkeys(INDEXED, listed_or_first)}
 _MISTRAL4_MIX = replace(
     DEEPSEEK_MIX, route=Route(normalise="norm_topk_prob", scale="routed_scaling_factor", grouped=True)
 )
@@ -31,21 +35,21 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     """Build one of these families from its config."""
     if c.architecture == "SarvamMLAForCausalLM":
         c = ModelConfig({**c.data, **sarvam(c)}, architecture=c.architecture)
-    sizes = read_sizes(c)
+    sizes, indices = read_sizes(c), Indices(c)
 
     def layer(body: Build, index: int) -> PreNorm:
-        return make_layer(c, b, body.at(f"layers.{index}"), index)
+        return make_layer(c, b, body.at(f"layers.{index}"), index, indices)
 
     b.book.used.update(not_computed(c, b, Drafts(later="num_nextn_predict_layers"), sizes.layers))
     return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, Ends(norm=rms(c, "norm")), layer)
 
 
-def make_layer(c: ModelConfig, b: Build, at: Build, index: int) -> PreNorm:
+def make_layer(c: ModelConfig, b: Build, at: Build, index: int, indices: Indices) -> PreNorm:
     """One layer, whose tensors lie `at` there."""
     hidden, act = c.need("hidden_size", int), read_act(c, gated=True, default="silu")
     first, second = rms(c, "input_layernorm"), rms(c, "post_attention_layernorm")
     bias, second_version = c.get("mlp_bias", bool, False), c.architecture == "DeepseekV2ForCausalLM"
-    dense = glm_dense if c.architecture == "Glm4MoeLiteForCausalLM" else first_dense
+    dense = _DENSE.get(c.architecture, first_dense)
     mlp: Block
     if dense(c, index):
         mlp = gated_mlp(at.at("mlp"), hidden, c.need("intermediate_size", int), act, bias=bias)
@@ -54,13 +58,19 @@ def make_layer(c: ModelConfig, b: Build, at: Build, index: int) -> PreNorm:
     else:
         mix = _MISTRAL4_MIX if c.architecture == "Mistral4ForCausalLM" else DEEPSEEK_MIX
         mlp = make_mixture(c, b, at, mix, Feed(), index)
-    return PreNorm(LatentAttention(c, at.at("self_attn"), hidden), mlp, (first(at), second(at)))
+    inside = at.at("self_attn")
+    choice = indices.of(inside, index) if c.architecture in INDEXED else None
+    return PreNorm(LatentAttention(c, inside, hidden, choice), mlp, (first(at), second(at)))
 
 
 def build_later(c: ModelConfig, b: Build) -> list[Later]:
     """The checkpoint's layers that draft later tokens."""
     sizes, body = read_sizes(c), b.under("model", "embed_tokens.weight")
-    norm, layer = lambda inside, name: rms(c, name)(inside), lambda at, index: make_layer(c, b, at, index)
+    norm, indices = lambda inside, name: rms(c, name)(inside), Indices(c)
+
+    def layer(at: Build, index: int) -> PreNorm:
+        return make_layer(c, b, at, index, indices)
+
     return make_behind(c, body.at("layers"), (sizes.layers, sizes.hidden), norm, layer)
 
 

@@ -17,6 +17,7 @@ from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
 from tokenmill.layers.qkv_touches import Touch, temper, temperatures
 from tokenmill.layers.rope import attention_gain, make_rope
 from tokenmill.models.config import ModelConfig
+from tokenmill.models.key_index import MakeIndex
 from tokenmill.models.positions import mistral4_rope, span_temper, whole_rope
 from tokenmill.models.rules import check_latent_sizes
 
@@ -27,7 +28,8 @@ _EPS = 1e-6
 class LatentAttention(Projected):
     """Multi-head latent attention with absorbed up-projections."""
 
-    def __init__(self, c: ModelConfig, b: Build, hidden: int) -> None:
+    def __init__(self, c: ModelConfig, b: Build, hidden: int, index: MakeIndex | None = None) -> None:
+        """index: makes what chooses the keys that a token sees; without one it sees all."""
         heads, bias = c.need("num_attention_heads", int), c.get("attention_bias", bool, False)
         self.nope, self.rotated = c.need("qk_nope_head_dim", int), c.need("qk_rope_head_dim", int)
         self.latent, self.value = c.need("kv_lora_rank", int), c.need("v_head_dim", int)
@@ -60,6 +62,7 @@ class LatentAttention(Projected):
             rope=make_rope(b, settings, interleaved=_interleaved(c), start=self.latent),
         )
         self.temper = _temper(c, b, self.spec.heads * kv.key_dim) if tempered else None
+        self.index = None if index is None else index(b, settings)
 
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
         """Attention of norm(x), before the output matrix; x [T, hidden]."""
@@ -73,7 +76,8 @@ class LatentAttention(Projected):
         queries = torch.cat((absorbed, q[..., self.nope :]), dim=-1).view(tokens, -1)
         qkv = torch.cat((queries, latent, kv[:, self.latent :]), dim=-1)
         qkv = qkv if self.temper is None else self.temper(qkv, ctx)
-        mixed = kernels.attend(qkv, self.spec, ctx)
+        keys = None if self.index is None else self.index.choose(h, low, self.q_norm, ctx)
+        mixed = kernels.attend(qkv, self.spec, ctx, keys)
         values = self._product(mixed.view(tokens, heads, self.latent), 1, ctx)
         return values.view(tokens, -1)
 

@@ -34,9 +34,11 @@ log = logging.getLogger("tokenmill.models")
 _FAMILIES = {
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v2",
+    "DeepseekV32ForCausalLM": "deepseek_v2",
     "FalconForCausalLM": "falcon",
     "FalconH1ForCausalLM": "falcon_h1",
     "Glm4MoeLiteForCausalLM": "deepseek_v2",
+    "GlmMoeDsaForCausalLM": "deepseek_v2",
     "Mistral4ForCausalLM": "deepseek_v2",
     "SarvamMLAForCausalLM": "deepseek_v2",
     **dict.fromkeys(("MiniCPM3ForCausalLM", "YoutuForCausalLM"), "latent_dense"),

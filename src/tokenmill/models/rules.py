@@ -363,13 +363,13 @@ def value(name: str, default: int | None = None) -> Callable[[ModelConfig], int]
 
 def listed(count: Callable[[ModelConfig], int]) -> Dense:
     """`mlp_layer_types` names dense and sparse layers. Without it the first layers are dense, as many as this function
-    says."""
+    says. Layers behind the model's, which draft later tokens, are sparse."""
 
     def dense(c: ModelConfig, index: int) -> bool:
         kinds, layers = c.get("mlp_layer_types", list, []), c.need("num_hidden_layers", int)
         if kinds and (len(kinds) != layers or not set(map(str, kinds)) <= {"dense", "sparse"}):
             raise c.refuse("mlp_layer_types", "must name 'dense' or 'sparse' for each of num_hidden_layers.")
-        return str(kinds[index]) == "dense" if kinds else index < count(c)
+        return index < layers and (str(kinds[index]) == "dense" if kinds else index < count(c))
 
     return dense
 
@@ -408,10 +408,10 @@ def cohere2_moe(c: ModelConfig, index: int) -> Kind:
     name = layer_kind(c, index, "sliding_attention" if (place + 1) % every else "full_attention")
     if name == "sliding_attention":
         return Kind(c.need("sliding_window", int), True, name)
-    return Kind(0, ahead == 1 and cohere2_dense(c, index), name)
+    return Kind(0, ahead == 1 and listed_or_first(c, index), name)
 
 
-cohere2_dense = listed(lambda c: c.get("first_k_dense_replace", int, 0, low=0))
+listed_or_first = listed(lambda c: c.get("first_k_dense_replace", int, 0, low=0))
 """`mlp_layer_types`, or the number of first layers that are dense."""
 
 

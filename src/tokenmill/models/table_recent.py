@@ -236,7 +236,7 @@ ROWS: dict[str, Family] = {
             attend=replace(COHERE.attend, norms=None, layer=rules.cohere2_moe),
             norms=replace(COHERE.norms, rms_if="rms_norm_eps"),
             feed=Feed(inner=rules.key_or_intermediate("prefix_dense_intermediate_size")),
-            mix=Mix(count=_EXPERTS, inner="intermediate_size", dense=rules.cohere2_dense,
+            mix=Mix(count=_EXPERTS, inner="intermediate_size", dense=rules.listed_or_first,
                     route=Route(score="expert_selection_fn", normalise="norm_topk_prob", eps=0.0),
                     shared=Shared("shared_experts", rules.product("intermediate_size", "num_shared_experts"),
                                   mean="shared_expert_combination_strategy")),

@@ -19,7 +19,7 @@ AROUND = {
     "deepseek": ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
     "qwen": ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
 }
-MODELS = {"deepseek_v3": "deepseek", "glm4_moe": "deepseek", "qwen3-next": "qwen"}
+MODELS = {"deepseek_v3": "deepseek", "deepseek_v32": "deepseek", "glm4_moe": "deepseek", "qwen3-next": "qwen"}
 
 
 def make_checkpoint(
@@ -38,8 +38,8 @@ def make_checkpoint(
     said = json.loads((folder / "config.json").read_text())
     layers, hidden = said["num_hidden_layers"] - later, said["hidden_size"]
     said["num_hidden_layers"] = layers
-    if "layer_types" in said:
-        said["layer_types"] = said["layer_types"][:layers]
+    for key in {"layer_types", "mlp_layer_types"} & set(said):
+        said[key] = said[key][:layers]
     said["num_nextn_predict_layers" if form == "deepseek" else "mtp_num_hidden_layers"] = later
     (folder / "config.json").write_text(json.dumps(said))
     (file,) = folder.glob("*.safetensors")

@@ -96,6 +96,53 @@ def test_latent_values_are_the_start_of_the_keys():
     assert torch.allclose(y, torch.einsum("hqk,kd->qhd", scores.softmax(-1), k[:, :8]), atol=1e-5)
 
 
+@pytest.mark.parametrize("make", [ReferenceKernels, lambda: make_kernels("cpu")])
+def test_an_index_chooses_the_best_keys_and_the_first_of_equal_ones(make):
+    kernels = make()
+    kv = KVSpec("latent", 1, 6, 6)
+    spec = AttentionSpec(layer=0, group=0, heads=3, kv=kv, scale=0.7)
+    x, gains = torch.randn(300, 4 * 6), torch.randn(300, 3)
+    x[40:80, 18:] = x[40:41, 18:]  # one key many times
+    batch, parts = PagedBatch((kv,), kernels), []
+    for start, count in ((0, 100), (100, 1), (101, 199)):
+        part = slice(start, start + count)
+        parts.append(kernels.choose_keys(x[part], gains[part], spec, 50, batch.step([("a", count)])))
+    q, k = x[:, :18].view(300, 3, 6).double(), x[:, 18:].double()
+    scores = (torch.einsum("thd,kd->thk", q, k).float() * 0.7).relu()
+    scores = torch.einsum("th,thk->tk", gains, scores)
+    for token, chosen in enumerate(torch.cat(parts).tolist()):
+        count = min(50, token + 1)
+        assert chosen[:count] == sorted(set(chosen[:count])) and chosen[count:] == [-1] * (50 - count)
+        best = scores[token, : token + 1].sort(descending=True).values[:count]
+        assert torch.allclose(scores[token, chosen[:count]].sort(descending=True).values, best, atol=1e-5)
+        same = [place for place in chosen[:count] if 40 <= place < 80]
+        assert same == list(range(40, 40 + len(same)))
+
+
+@pytest.mark.parametrize("kind", ["latent", "full"])
+def test_chosen_keys_are_the_only_ones_that_are_seen(kind):
+    kv = KVSpec("latent", 1, 12, 8) if kind == "latent" else KVSpec("full", 2, 12, 8)
+    spec = AttentionSpec(layer=0, group=0, heads=4, kv=kv, scale=0.3)
+    x = torch.randn(150, 4 * 12 + (12 if kind == "latent" else 40))
+    ctx = PagedBatch((kv,), KERNELS).step([("a", 150)])
+    q = KERNELS.prepare_qkv(x, spec, ctx)
+    every = torch.arange(150).expand(150, -1)
+    every = torch.where(every <= every.T, every, -1)
+    assert torch.equal(KERNELS.attention(q, spec, ctx, every), KERNELS.attention(q, spec, ctx))
+    some = torch.full((150, 70), -1)
+    for token in range(150):
+        picked = torch.randperm(token + 1)[: min(70, 1 + token // 2)].sort().values
+        some[token, : len(picked)] = picked
+    y = KERNELS.attention(q, spec, ctx, some).view(150, 4, 8)
+    k = x[:, 48:60].unflatten(1, (1, 12)) if kind == "latent" else x[:, 48:72].unflatten(1, (2, 12))
+    v = k[..., :8] if kind == "latent" else x[:, 72:].unflatten(1, (2, 8))
+    k, v = (part.repeat_interleave(4 // part.shape[1], 1) for part in (k, v))
+    for token in range(150):
+        seen = some[token][some[token] >= 0]
+        weights = (torch.einsum("hd,khd->hk", q[token], k[seen]) * 0.3).softmax(-1)
+        assert torch.allclose(y[token], torch.einsum("hk,khd->hd", weights, v[seen]), atol=1e-5)
+
+
 def test_route_stays_within_the_best_groups():
     logits = torch.tensor([[5.0, -5.0, 2.0, 2.1, 1.0, 1.1]])
     ids, gates = KERNELS.route(logits, RouteSpec(experts=6, top_k=2, order="sigmoid_topk", groups=3, top_groups=1))
@@ -138,7 +185,7 @@ def test_make_kernels_serves_the_host():
 def test_operations_stay_few_and_formats_are_none_of_them():
     """A format is a kind in backends' tables (docs/add-a-weight-format.md); what it needs is no new operation."""
     named = [name for name, value in vars(Kernels).items() if callable(value) and not name.startswith("_")]
-    assert len(named) <= 30 and all(callable(getattr(KERNELS, name)) for name in named)
+    assert len(named) <= 31 and all(callable(getattr(KERNELS, name)) for name in named)
     for name in named:
         wanted, found = (list(inspect.signature(getattr(of, name)).parameters) for of in (Kernels, type(KERNELS)))
         assert found == wanted, name

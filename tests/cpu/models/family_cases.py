@@ -66,6 +66,7 @@ MIX = {"moe_intermediate_size": 20, "num_experts_per_tok": 2}
 GROUPED = {**MIX, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
            "routed_scaling_factor": 1.7, "norm_topk_prob": True, "first_k_dense_replace": 1}  # fmt: skip
 LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 6, "v_head_dim": 10}
+INDEX = {"q_lora_rank": 20, "index_n_heads": 12, "index_head_dim": 16, "index_topk": 12}
 FLAT = {k: BASE[k] for k in ("vocab_size", "hidden_size", "num_hidden_layers", "bos_token_id", "eos_token_id",
                              "pad_token_id")}  # fmt: skip
 SPACE = {"mamba_n_heads": 8, "mamba_d_state": 8, "mamba_n_groups": 2, "rms_norm_eps": 1e-3}
@@ -215,6 +216,17 @@ def families() -> dict[str, list[Case]]:
             {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}, "n_shared_experts": 2},
             {"q_lora_rank": None, "rope_interleave": False, **BIASED},
             {"norm_topk_prob": False, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, **TIED}),
+        # Indices with several heads: where all of few are below zero, many keys have equal scores.
+        "deepseek_v32": several(
+            hf.DeepseekV32Config, {**BASE, **LATENT, **GROUPED, **INDEX},
+            {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}, "n_shared_experts": 2},
+            {**DEEP, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], **BIASED, "index_topk": 1},
+            {"norm_topk_prob": False, "n_group": 1, "topk_group": 1, "index_head_dim": 6, "index_topk": 70, **TIED},
+            {"index_topk": 128}),
+        "glm_moe_dsa": several(
+            hf.GlmMoeDsaConfig, {**BASE, **LATENT, **GROUPED, **INDEX}, {"rope_parameters": YARN},
+            {**DEEP, "indexer_types": ["full", "shared", "full", "shared"], **BIASED},
+            {**DEEP, "index_topk_freq": 2, "index_skip_topk_offset": 1, "index_topk": 33, **TIED}),
         "glm4_moe_lite": several(
             hf.Glm4MoeLiteConfig, {**{k: v for k, v in {**BASE, **LATENT, **GROUPED}.items()
                                       if k != "first_k_dense_replace"}, "q_lora_rank": 20},
@@ -385,7 +397,8 @@ ALL = {f"{name}-{i}": case for name, cases in FAMILIES.items() for i, case in en
 
 FILES = {"mistral4": "Mistral4ForCausalLM", "sarvam_mla": "SarvamMLAForCausalLM", "youtu": "YoutuForCausalLM",
          "minicpm3": "MiniCPM3ForCausalLM",
-         "deepseek_v3": "DeepseekV3ForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+         "deepseek_v3": "DeepseekV3ForCausalLM", "deepseek_v32": "DeepseekV32ForCausalLM",
+         "glm_moe_dsa": "GlmMoeDsaForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
          "gemma3n": "Gemma3nForCausalLM", "gemma4": "Gemma4ForCausalLM",
          "falcon_h1": "FalconH1ForCausalLM"}  # fmt: skip
 """Families here that have a file of their own."""

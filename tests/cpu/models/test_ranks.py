@@ -27,16 +27,18 @@ from tokenmill.models.registry import build_model
 from tokenmill.parallel.shared_memory import Memory, SharedGroup
 from tokenmill.parallel.stages import Place
 
+EVERY = {**CASES, **ALL}
 NATIVE = pytest.importorskip("tokenmill.kernels.cpu", reason="the native kernels were not built")
 
 
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [("qwen2", 2), ("qwen2", 4), ("qwen3-moe", 2), ("mixtral", 4), ("phi3", 2), ("gpt2", 2), ("bloom", 2), ("opt", 4),
-     ("falcon-7b", 2), ("falcon-40b", 4), ("gpt-neox", 2), ("deepseek-v2", 2), ("gpt-oss", 2), ("gemma3", 2)],
+     ("falcon-7b", 2), ("falcon-40b", 4), ("gpt-neox", 2), ("deepseek-v2", 2), ("gpt-oss", 2), ("gemma3", 2),
+     ("glm_moe_dsa-1", 2)],
 )  # fmt: skip
 def test_ranks_give_what_one_gives(name, ranks, tmp_path):
-    case = CASES[name]
+    case = EVERY[name]
     _, config, tensors = make(case.config, tmp_path)
     prompts, steps = {"a": prompt(40)}, [[("a", 30)], [("a", 10)]]
     alone = ours(load(config, tensors), prompts, steps)["a"]
@@ -128,12 +130,13 @@ PLAIN = ("qwen2", "qwen3-moe", "mixtral", "phi3", "gpt2", "falcon-40b", "deepsee
 NARROW = ("qwen2", "qwen3-moe", "deepseek-v2")
 EXACT = [(name, form) for name in PLAIN for form in ("float32", "bfloat16")]
 EXACT += [(name, form) for name in NARROW for form in ("int8", "int4", "fp8")]
+EXACT += [("deepseek_v32-0", "float32"), ("glm_moe_dsa-1", "bfloat16"), ("deepseek_v32-0", "int4")]
 
 
 @pytest.mark.parametrize("backend", ["reference", "native"])
 @pytest.mark.parametrize(("name", "form"), EXACT)
 def test_exact_ranks_give_the_bytes_of_one(name, form, backend, tmp_path, memory):
-    _, config, tensors = make(CASES[name].config, tmp_path)
+    _, config, tensors = make(EVERY[name].config, tmp_path)
     prompts, steps = {"a": prompt(40)}, [[("a", 30)], [("a", 10)]]
     shared = memory(2)
 

@@ -1,4 +1,5 @@
-"""Every family's decode steps are recorded natively, and a recording computes what the calls do, byte for byte."""
+"""Every family's decode steps are recorded natively, and a recording computes what the calls do, byte for byte. Where an
+index chooses keys they are not: plain torch chooses, and reads lengths on the host."""
 
 from __future__ import annotations
 
@@ -20,6 +21,9 @@ FIRST = [name for name in EVERY if FULL or name in CASES or name.endswith("-0")]
 WIDTHS = ("moe_intermediate_size", "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size",
           "intermediate_size", "intermediate_size_mlp", "shared_intermediate_size")  # fmt: skip
 """Native experts are as wide as some tiles; real ones are. Others are computed by torch, and not recorded."""
+
+
+INDEXED = ("deepseek_v32", "glm_moe_dsa")
 
 
 def widened(case):
@@ -61,6 +65,9 @@ def test_steps_are_recorded(name, tmp_path):
                     again()
                 found[-1].append(made.clone())
             if len(found) == 1:
+                if name.startswith(INDEXED) and len(set(model.spec.kv_specs)) > 1:
+                    assert again is None
+                    return
                 assert again is not None and again.spilled <= 1 << 12, "not recorded"
     assert not torch.equal(found[1][0], found[1][1])
     for one, other in zip(*found, strict=True):

@@ -441,13 +441,13 @@ class CpuKernels(ReferenceKernels):
         )
         return out
 
-    def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+    def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None = None) -> Tensor:
         """q [T, H, Dk] against the paged keys and values as stored -> [T, H * Dv]."""
-        layer = self._layer(spec, ctx)
+        layer = self._layer(spec, ctx) if keys is None else None
         kind = TYPES.get(q.dtype)
         if layer is None or kind is None:
             self.count("attention", fallback=True)
-            return super().attention(q, spec, ctx)
+            return super().attention(q, spec, ctx, keys)
         self.count("attention")
         plan = self._plan(spec.group, ctx)
         q = q.contiguous()
@@ -455,6 +455,11 @@ class CpuKernels(ReferenceKernels):
         work = plan.pairs * layer.work
         layer.native.attend(q.data_ptr(), out.data_ptr(), kind, plan.addresses, plan.max_entries, plan.sequences, work)
         return out
+
+    def choose_keys(self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext) -> Tensor:
+        """x [T, H * D + D], gains [T, H] -> positions [T, K], in plain torch."""
+        self.count("choose_keys", fallback=True)
+        return super().choose_keys(x, gains, spec, top, ctx)
 
     def _layer(self, spec: AttentionSpec, ctx: ForwardContext) -> BoundLayer | None:
         """The bound form of one attention layer, or None if csrc cannot do it."""

@@ -325,30 +325,35 @@ class TritonKernels(ProductKernels):
         return prepare_qkv(qkv if qkv.stride(1) == 1 else qkv.contiguous(), spec, ctx, pdl=self.launch.pdl)
 
     @else_reference
-    def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+    def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None = None) -> Tensor:
         """q [T, H, Dk] against the paged keys and values as stored -> [T, H * Dv]."""
-        if spec.kv.kind == "latent" and serves(spec, ctx) and q.shape[0] > 0:
+        if keys is None and spec.kv.kind == "latent" and serves(spec, ctx) and q.shape[0] > 0:
             self.count("attention")
             out = torch.empty((q.shape[0], spec.heads * spec.kv.value_dim), dtype=q.dtype, device=q.device)
             attend_latent(
                 q.contiguous(), out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, whole=self.launch.steady
             )
             return out
-        known = spec.kv.kind != "latent" and can_store(ctx.kv[spec.layer])
+        known = keys is None and spec.kv.kind != "latent" and can_store(ctx.kv[spec.layer])
         if not known or q.shape[0] == 0 or not has_heads(spec, q):
             self.count("attention", fallback=True)
-            return super().attention(q, spec, ctx)
+            return super().attention(q, spec, ctx, keys)
         self.count("attention")
         q = q.contiguous()
         out = torch.empty((q.shape[0], spec.heads * spec.kv.value_dim), dtype=q.dtype, device=q.device)
         self._stepping.attend(q, out, spec, ctx)
         return out
 
+    def choose_keys(self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext) -> Tensor:
+        """x [T, H * D + D], gains [T, H] -> positions [T, K], in plain torch."""
+        self.count("choose_keys", fallback=True)
+        return super().choose_keys(x, gains, spec, top, ctx)
+
     @else_reference
-    def attend(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+    def attend(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None = None) -> Tensor:
         """The same from the product [T, all heads]; where every sequence has one new token, in one launch."""
-        if qkv.ndim == 3 or not self._stepping.takes_new_keys(qkv, spec, ctx):
-            return super().attend(qkv, spec, ctx)
+        if keys is not None or qkv.ndim == 3 or not self._stepping.takes_new_keys(qkv, spec, ctx):
+            return super().attend(qkv, spec, ctx, keys)
         self.count("attend_qkv")
         qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
         out = torch.empty((qkv.shape[0], spec.heads * spec.kv.value_dim), dtype=qkv.dtype, device=qkv.device)

@@ -1,0 +1,109 @@
+"""An index that chooses which keys a layer's queries see (DeepSeek V3.2, GLM-5). Owns: its products, its keys' place in
+the cache, and which layers take the choice of an earlier one.
+
+It is a small attention of its own, with one key head and no values: keys lie in pages of their own, and for each token
+those with the best scores are chosen. Must not know: what attends to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec
+from tokenmill.layers.build import Build, Carried
+from tokenmill.layers.rope import RopeSettings, make_rope
+from tokenmill.models.config import ModelConfig
+
+_EPS = 1e-6
+
+
+class KeyIndex:
+    """The index of one layer. chosen: where later layers without one find its choice."""
+
+    def __init__(self, c: ModelConfig, b: Build, rope: RopeSettings, chosen: Carried) -> None:
+        heads, dim, hidden = c.need("index_n_heads", int), c.need("index_head_dim", int), c.need("hidden_size", int)
+        if dim < rope.dim:
+            raise c.refuse("index_head_dim", f"is less than 'qk_rope_head_dim' = {rope.dim}.")
+        self.top, self.chosen = c.need("index_topk", int), chosen
+        self.queries = b.settled(b.weight("wq_b", (heads * dim, c.need("q_lora_rank", int))))
+        self.keys = b.settled(b.weight("wk", (dim, hidden)))
+        self.norm = b.norm("k_norm", dim, _EPS, layer=True, bias=True)
+        # It stays in float32, as a router does: rounding would change which keys are chosen.
+        self.gains = b.settled(b.exactly(torch.float32).weight("weights_proj", (heads, hidden), exact=True))
+        kv = KVSpec("latent", 1, dim, dim)
+        layer, group = b.add_kv(kv)
+        pairs = c.architecture == "GlmMoeDsaForCausalLM"
+        self.spec = AttentionSpec(
+            layer=layer,
+            group=group,
+            heads=heads,
+            kv=kv,
+            scale=(dim * heads) ** -0.5,
+            rope=make_rope(b, rope, interleaved=pairs),
+        )
+
+    def choose(self, x: Tensor, low: Tensor, norm: NormSpec | None, ctx: ForwardContext) -> Tensor:
+        """The positions [T, K] of each token's keys; x [T, hidden], and norm(low) [T, q_lora_rank] makes queries."""
+        q, k = self.queries.matmul(low, ctx, norm=norm), ctx.kernels.norm(self.keys.matmul(x, ctx), self.norm)
+        gains = self.gains.matmul(x.float(), ctx)
+        self.chosen.tensor = ctx.kernels.choose_keys(torch.cat((q, k), dim=-1), gains, self.spec, self.top, ctx)
+        return self.chosen.tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SharedIndex:
+    """The choice of the last layer that has an index."""
+
+    chosen: Carried
+
+    def choose(self, _x: Tensor, _low: Tensor, _norm: NormSpec | None, _ctx: ForwardContext) -> Tensor:
+        """What was chosen."""
+        assert self.chosen.tensor is not None, "an earlier layer has chosen"
+        return self.chosen.tensor
+
+
+MakeIndex = Callable[[Build, RopeSettings], KeyIndex | SharedIndex]
+
+
+class Indices:
+    """Makes the indices of a model's layers, in their order."""
+
+    def __init__(self, c: ModelConfig) -> None:
+        self.c = c
+        self.last: Carried | None = None
+
+    def of(self, b: Build, layer: int) -> MakeIndex | None:
+        """What makes this layer's index, whose attention lies `b` there. None: each token sees all keys, because there
+        are no more than an index would choose."""
+        if b.max_positions <= self.c.need("index_topk", int):
+            inside = b.path("indexer.")
+            b.book.used.update(name for name in b.checkpoint.names() if name.startswith(inside))
+            return None
+        if not _is_shared(self.c, layer):
+            self.last = Carried()
+        elif self.last is None:
+            raise self.c.refuse(
+                "indexer_types", f"lets layer {layer} share the index of an earlier one: there is none."
+            )
+        chosen, shared = self.last, _is_shared(self.c, layer)
+        assert chosen is not None, "made above"
+        return lambda b, rope: SharedIndex(chosen) if shared else KeyIndex(self.c, b.at("indexer"), rope, chosen)
+
+
+def _is_shared(c: ModelConfig, layer: int) -> bool:
+    """Does this layer take the choice of an earlier one? Layers that draft later tokens never do."""
+    layers = c.need("num_hidden_layers", int)
+    if c.architecture != "GlmMoeDsaForCausalLM" or layer >= layers:
+        return False
+    name = next((name for name in ("indexer_types", "index_topk_pattern") if c.has(name)), None)
+    if name is not None:
+        kinds = [{"F": "full", "S": "shared"}.get(str(kind), str(kind)) for kind in c.data[name]]
+        if len(kinds) != layers or not set(kinds) <= {"full", "shared"}:
+            raise c.refuse(name, "must name 'full' or 'shared' for each of num_hidden_layers.")
+        return kinds[layer] == "shared"
+    every, offset = c.get("index_topk_freq", int, 1), c.get("index_skip_topk_offset", int, 2, low=0)
+    return max(layer - offset + 1, 0) % every != 0
