@@ -1,5 +1,5 @@
-"""Every family's decode steps are recorded natively, and a recording computes what the calls do, byte for byte. Where an
-index chooses keys they are not: plain torch chooses, and reads lengths on the host."""
+"""Every family's decode steps are recorded natively, and a recording computes what the calls do, byte for byte. Where
+an index chooses keys they are not: plain torch chooses, and reads lengths on the host."""
 
 from __future__ import annotations
 
