@@ -30,7 +30,7 @@ LOAD = {
         "Measure this machine completely, even if it was measured within the last 30 days.",
         spelled="--measure --measure-again",
     ),
-    "users": flag("users", int, "Users at a time, for --slo.", min=1),
+    "users": flag("users", int, "Users at a time, for --slo, each with the longest prompt of --context.", min=1),
 }
 
 

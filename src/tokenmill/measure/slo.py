@@ -37,11 +37,14 @@ def read_slo(text: str) -> dict[str, float]:
 
 
 def cheapest(config: EngineConfig, slo: dict[str, float], users: int, setup: planning.Setup) -> dict[str, Any]:
-    """The set-up of the table with the lowest price per hour that serves this many users within the objective.
+    """The set-up of the table with the lowest price per hour that serves this many users within the objective, each
+    with the longest of the prompts asked about.
 
     ttft is that of a prompt that joins decoding users; waiting for other prompts is not modelled. Quantisation is tried
     only if the options do not set it."""
     schemes = (config.model.quantization,) if config.model.quantization else _SCHEMES
+    context = max(setup.contexts or planning.DEFAULT_CONTEXTS[:1])
+    load = f"{users} users with prompts of {context} tokens"
     planners: dict[tuple[str | None, int, str], planning.Planner] = {}
     offers = []
     for device in table().devices.values():
@@ -55,15 +58,15 @@ def cheapest(config: EngineConfig, slo: dict[str, float], users: int, setup: pla
                         asked = override(config, "model", quantization=scheme)
                         planners[key] = planning.read_model(asked, device.kind, ranks)
                     here = replace(setup, device=device, ranks=ranks, efficiency=efficiency_of(device))
-                    offer = _offer(planners[key], here, slo, users)
+                    offer = _offer(planners[key], here, slo, users, context)
                 except UserError:
                     continue  # heads that do not divide, or a type that this device does not have
                 if offer is not None:
                     offers.append({**offer, "quantization": scheme})
     if not offers:
-        return {"device": None, "sentences": ["No set-up of the table is predicted to meet this objective."]}
+        return {"device": None, "sentences": [f"No set-up of the table is predicted to meet this objective: {load}."]}
     best = _lowest(offers)
-    sentences = [f"Cheapest of the table for {users} users: {_said(best)}. A prompt's wait for others is not counted."]
+    sentences = [f"Cheapest of the table for {load}: {_said(best)}. A prompt's wait for others is not counted."]
     return {**best, "sentences": sentences}
 
 
@@ -80,11 +83,10 @@ def _said(offer: dict[str, Any]) -> str:
 
 
 def _offer(
-    planner: planning.Planner, setup: planning.Setup, slo: dict[str, float], users: int
+    planner: planning.Planner, setup: planning.Setup, slo: dict[str, float], users: int, context: int
 ) -> dict[str, Any] | None:
     """This set-up, if the model and the users fit and the objective is met."""
     memory = planning.layouts(planner, setup.device)
-    context = setup.contexts[0] if setup.contexts else planning.DEFAULT_CONTEXTS[0]
     if memory.free < 0 or not all(memory.blocks):
         return None
     if planning.max_batch(planner, memory, context + setup.output) < users:
@@ -99,6 +101,7 @@ def _offer(
         "device": setup.device.name,
         "ranks": setup.ranks,
         "users": users,
+        "context": context,
         "usd_per_hour": price,
         "ttft_ms": round(ttft, 3),
         "tpot_ms": tpot,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from counting_helpers import LLAMA_8B
@@ -186,6 +187,9 @@ def test_the_cheapest_setup_meets_the_objective(tmp_path):
     for found, limit in ((easy, 200), (hard, 6)):
         assert found["tpot_ms"] <= limit and found["users"] >= 4
     assert easy["usd_per_hour"] < hard["usd_per_hour"]
+    longest = cheapest(config, read_slo("ttft=5s,tpot=200ms"), 4, replace(setup, contexts=(1024, 32768)))
+    assert (easy["context"], longest["context"]) == (1024, 32768) and longest["ttft_ms"] > easy["ttft_ms"]
+    assert "4 users with prompts of 32768 tokens" in longest["sentences"][0]
     assert cheapest(config, read_slo("tpot=0.01ms"), 1, setup)["device"] is None
     for bad in ("", "ttft", "ttft=5", "tpot=-1ms", "speed=1ms"):
         with pytest.raises(ParameterError, match="--slo"):
