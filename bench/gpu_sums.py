@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 
 ROOT = pathlib.Path(__file__).resolve().parent
-SIZES = tuple(1 << n for n in range(13, 25))
+SIZES = tuple(1 << n for n in range(13, 28))
 WIDTH = 4096
 CALLS, REPLAYS = 50, 20
 
@@ -73,7 +73,7 @@ def measure(rank: int, devices: int, meeting: str) -> None:
         for _ in range(7):
             worst = max(worst, (group.all_reduce(x.clone(), residual).float() - wanted).abs().max().item())
         own = normed = float("nan")
-        if group.buffers is not None and count <= group.most:
+        if group.buffers is not None and (devices == 2 or count <= group.slot):
             own = timed(partial(group.all_reduce, x, residual))
             rows = x.view(-1, WIDTH), residual.view(-1, WIDTH)
             both = group.all_reduce_norm(*rows, norm)

@@ -1,4 +1,4 @@
-"""Ranks on GPUs that add small tensors up themselves. Owns: buffers that all devices see, and which sums go that way.
+"""Ranks on GPUs that add tensors up themselves. Owns: buffers that all devices see, and which sums go that way.
 
 NCCL does the rest. Torch's symmetric memory gives the addresses; multicast is not touched. Must not know: layers.
 """
@@ -20,8 +20,11 @@ from tokenmill.parallel.exchanged import Exchanges, Sent
 log = logging.getLogger("tokenmill.engine")
 Made = TypeVar("Made")
 MOST = 1 << 23
-"""How many elements all ranks' parts of a sum may have together: 16 MB, so 8 MB a part of two ranks. Every rank sends
-its part to all others, so NCCL, which sends pieces around, is as fast from there on."""
+"""How many elements the parts of a sum may have together: 16 MB, so 4 MB a part of four ranks. Every rank sends its
+part to all others, so NCCL, which sends pieces around, is as fast from there on. Two ranks send no more than NCCL
+does: they add up sums of any length."""
+SLOT_OF_TWO = 1 << 24
+"""How many elements two ranks add up in one launch."""
 MOST_RANKS = 8
 WIDEST = 1 << 14
 """How many elements a row may have that one program sums and norms."""
@@ -34,7 +37,7 @@ class PushGroup(TorchGroup):
     def __init__(self, world: World, *, pdl: bool, exchanges: bool) -> None:
         super().__init__(world)
         self.pdl = pdl
-        self.most = 0
+        self.slot = 0
         self.buffers: Tensor | None = None
         self.exchanges: Exchanges | None = None
         self._push: Any = importlib.import_module("tokenmill.kernels.triton.all_reduce")
@@ -42,7 +45,7 @@ class PushGroup(TorchGroup):
         if made is not None:
             self.memory, self.buffers = made
             self.adds_parts = True
-            self.turns = torch.zeros(self.most // self._push.BLOCK, dtype=torch.int32, device=self.device)
+            self.turns = torch.zeros(self.slot // self._push.BLOCK, dtype=torch.int32, device=self.device)
             if exchanges and self.size == 2:
                 self.exchanges = self._by_all(lambda: Exchanges(self.rank, self.group, self.device, pdl=pdl))
         self.agree([0])  # from here on every rank's buffer is empty
@@ -58,9 +61,9 @@ class PushGroup(TorchGroup):
 
     def _meet(self) -> tuple[Any, Tensor]:
         """This rank's buffer with its handle, and the addresses of all ranks' buffers."""
-        self.most = MOST // self.size // self._push.BLOCK * self._push.BLOCK
+        self.slot = SLOT_OF_TWO if self.size == 2 else MOST // self.size // self._push.BLOCK * self._push.BLOCK
         shared: Any = importlib.import_module("torch.distributed._symmetric_memory")
-        buffer = shared.empty(self._push.SLOTS * self.size * self.most, dtype=torch.int16, device=self.device)
+        buffer = shared.empty(self._push.SLOTS * (self.size - 1) * self.slot, dtype=torch.int16, device=self.device)
         handle = shared.rendezvous(buffer, self.group)
         buffer.fill_(self._push.EMPTY)
         addresses = torch.tensor([int(at) for at in handle.buffer_ptrs], dtype=torch.int64, device=self.device)
@@ -76,31 +79,34 @@ class PushGroup(TorchGroup):
         self.calls += 1
         return self.exchanges.send(part)
 
+    def _fits(self, count: int) -> bool:
+        return self.size == 2 or count <= self.slot
+
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The sum over ranks (+ residual); small tensors in rank order and rounded once."""
-        if self.buffers is None or x.element_size() != 2 or x.numel() > self.most:
+        """The sum over ranks (+ residual), in rank order and rounded once where this group adds up itself."""
+        if self.buffers is None or x.element_size() != 2 or not self._fits(x.numel()):
             return super().all_reduce(x, residual)
         self.calls += 1
         if residual is not None:
             residual = residual.to(x.dtype).contiguous()
         sum_: Tensor = self._push.push_sum(
-            x.contiguous(), residual, self.buffers, self.turns, self.rank, self.most, pdl=self.pdl
+            x.contiguous(), residual, self.buffers, self.turns, self.rank, self.slot, pdl=self.pdl
         )
         return sum_
 
     def all_reduce_norm(
         self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        """residual + scale * within(the sum over ranks), and its norm; None if rows do not fit into the buffers."""
+        """residual + scale * within(the sum over ranks), and its norm; None if this group cannot add them up."""
         rows, width = residual.shape
         typed = x.dtype == (residual.dtype if x.ndim == 2 else torch.float32)
         if self.buffers is None or residual.element_size() != 2 or not typed or not rows:
             return None
-        if width > WIDEST or rows * -(-width // self._push.BLOCK) * self._push.BLOCK > self.most:
+        if width > WIDEST or not self._fits(rows * -(-width // self._push.BLOCK) * self._push.BLOCK):
             return None
         self.calls += 1
         x, residual = x.contiguous(), residual.contiguous()
         both: tuple[Tensor, Tensor] = self._push.push_norm(
-            x, residual, norm, scale, within, self.buffers, self.turns, self.rank, self.most, pdl=self.pdl
+            x, residual, norm, scale, within, self.buffers, self.turns, self.rank, self.slot, pdl=self.pdl
         )
         return both

@@ -19,6 +19,11 @@ from tokenmill.parallel.exchanged import SLOTS as ROOMS
 SIZE = 4 * BLOCK
 
 
+def place(peer: int, rank: int) -> int:
+    """Which place within a slot of rank's is for what peer sends."""
+    return peer - (peer > rank)
+
+
 @pytest.fixture(params=[None, 16], ids=["a program each", "one program"])
 def programs(request, monkeypatch):
     """How many warps the device holds."""
@@ -31,7 +36,7 @@ def programs(request, monkeypatch):
 @pytest.mark.parametrize(("rank", "ranks"), [(0, 2), (1, 2), (2, 3)])
 def test_every_rank_adds_in_rank_order_and_leaves_empty_slots_behind(rank, ranks, dtype):
     torch.manual_seed(rank + ranks)
-    buffers = torch.full((ranks, SLOTS, ranks, SIZE), EMPTY, dtype=torch.int16)
+    buffers = torch.full((ranks, SLOTS, ranks - 1, SIZE), EMPTY, dtype=torch.int16)
     addresses = torch.tensor([each.data_ptr() for each in buffers])
     turns = torch.zeros(SIZE // BLOCK, dtype=torch.int32)
     done = [0] * (SIZE // BLOCK)
@@ -43,7 +48,7 @@ def test_every_rank_adds_in_rank_order_and_leaves_empty_slots_behind(rank, ranks
             for block in range(blocks if peer != rank else 0):
                 piece = parts[peer, block * BLOCK : (block + 1) * BLOCK]
                 bits = torch.where(piece == 0.0, torch.zeros_like(piece), piece).view(torch.int16)
-                buffers[rank, done[block] % SLOTS, peer, block * BLOCK : block * BLOCK + len(piece)] = bits
+                buffers[rank, done[block] % SLOTS, place(peer, rank), block * BLOCK : block * BLOCK + len(piece)] = bits
         residual = torch.randn(count).to(dtype) if call % 2 else None
         found = push_sum(parts[rank].clone(), residual, addresses, turns, rank, SIZE, pdl=False)
         total = torch.zeros(count)
@@ -57,7 +62,7 @@ def test_every_rank_adds_in_rank_order_and_leaves_empty_slots_behind(rank, ranks
         for peer in range(ranks):  # what was pushed to them, into the slot whose turn it was
             for block in range(blocks if peer != rank else 0):
                 piece = parts[rank, block * BLOCK : (block + 1) * BLOCK]
-                sent = buffers[peer, done[block] % SLOTS, rank, block * BLOCK : block * BLOCK + len(piece)]
+                sent = buffers[peer, done[block] % SLOTS, place(rank, peer), block * BLOCK : block * BLOCK + len(piece)]
                 assert torch.equal(sent.view(dtype), piece) and not (sent == EMPTY).any()
         for block in range(blocks):
             before = (done[block] + SLOTS - 1) % SLOTS
@@ -79,7 +84,7 @@ def test_a_row_comes_with_its_norm_and_shares_turns_with_plain_sums(rank, ranks,
     torch.manual_seed(rank)
     kernels, norm = ReferenceKernels(), NormSpec(torch.randn(1300), 1e-5, "layer", torch.randn(1300), offset=1.0)
     inner = NormSpec(torch.randn(1300), 1e-6) if within else None
-    buffers = torch.full((ranks, SLOTS, ranks, SIZE), EMPTY, dtype=torch.int16)
+    buffers = torch.full((ranks, SLOTS, ranks - 1, SIZE), EMPTY, dtype=torch.int16)
     addresses = torch.tensor([each.data_ptr() for each in buffers])
     turns = torch.zeros(SIZE // BLOCK, dtype=torch.int32)
     done = [0] * (SIZE // BLOCK)
@@ -92,7 +97,7 @@ def test_a_row_comes_with_its_norm_and_shares_turns_with_plain_sums(rank, ranks,
         pieces = pieces or [(0, 0, slice(0, 700))]
         for peer in range(ranks):
             for block, row, at in pieces if peer != rank else ():
-                slot = buffers[rank, done[block] % SLOTS, peer, block * BLOCK : (block + 1) * BLOCK]
+                slot = buffers[rank, done[block] % SLOTS, place(peer, rank), block * BLOCK : (block + 1) * BLOCK]
                 slot[: at.stop - at.start] = sent(parts[peer, row, at])
         x, around = parts[rank].clone(), (addresses, turns, rank, SIZE)
         if unadded and rows:
@@ -114,12 +119,39 @@ def test_a_row_comes_with_its_norm_and_shares_turns_with_plain_sums(rank, ranks,
         for block, row, at in pieces:
             for peer in range(ranks):
                 if peer != rank:
-                    there = buffers[peer, done[block] % SLOTS, rank, block * BLOCK : (block + 1) * BLOCK]
+                    there = buffers[peer, done[block] % SLOTS, place(rank, peer), block * BLOCK : (block + 1) * BLOCK]
                     assert torch.equal(there[: at.stop - at.start], sent(parts[rank, row, at]))
             before = (done[block] + SLOTS - 1) % SLOTS
             assert (buffers[rank, before, :, block * BLOCK : (block + 1) * BLOCK] == EMPTY).all()
             done[block] += 1
     assert turns.tolist() == [count % SLOTS for count in done], "a count of calls would overflow"
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_sum_longer_than_a_slot_takes_several_launches(ranks, normed):
+    """Two, as the third would need what the others push when they have seen the second."""
+    torch.manual_seed(ranks)
+    buffers = torch.full((ranks, SLOTS, ranks - 1, SIZE), EMPTY, dtype=torch.int16)
+    addresses = torch.tensor([each.data_ptr() for each in buffers])
+    turns = torch.zeros(SIZE // BLOCK, dtype=torch.int32)
+    parts, residual = torch.randn(ranks, 7, BLOCK).half(), torch.randn(7, BLOCK).half()
+    for peer in range(1, ranks):
+        bits = sent(parts[peer]).view(-1)
+        buffers[0, 0, place(peer, 0)] = bits[:SIZE]
+        buffers[0, 1, place(peer, 0), : len(bits) - SIZE] = bits[SIZE:]
+    total = parts.float().sum(0) + residual.float()
+    around = addresses, turns, 0, SIZE
+    if normed:
+        norm = NormSpec(torch.randn(BLOCK), 1e-5)
+        found, also = push_norm(parts[0], residual, norm, 1.0, None, *around, pdl=False)
+        assert torch.allclose(also, ReferenceKernels().norm(total.half(), norm), atol=2e-2)
+    else:
+        found = push_sum(parts[0], residual, *around, pdl=False)
+    assert torch.allclose(found, total.half(), atol=2e-3)
+    assert turns.tolist() == [2, 2, 2, 1]
+    assert torch.equal(buffers[1, 0, 0], sent(parts[0]).view(-1)[:SIZE])
+    assert torch.equal(buffers[1, 1, 0, : 3 * BLOCK], sent(parts[0]).view(-1)[SIZE:])
 
 
 @pytest.mark.parametrize("turn", [5, -(1 << 31)])
