@@ -61,7 +61,7 @@ def switches(config: EngineConfig) -> list[Switch]:
         if config.model.quantization:
             found.append(Switch("packed weights in 16 bits, too", {"disable": "widened"}))
         if config.parallel.tensor_parallel_size > 1:
-            found.append(Switch("own sum of small tensors over devices", {"disable": "all-reduce"}))
+            found.append(Switch("own sums over devices", {"disable": "all-reduce"}))
         if config.parallel.tensor_parallel_size == 2:
             found.append(Switch("long sums exchanged in pieces", {"disable": "exchange"}))
     if config.execute.pipeline_depth != 1 and (device.startswith("cuda") or config.execute.executor == "process"):
