@@ -115,7 +115,7 @@ def _deepseek2(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     key = meta.whole("attention.key_length_mla", meta.whole("attention.key_length"))
     value = meta.whole("attention.value_length_mla", meta.whole("attention.value_length"))
     mixed = read_experts(meta, "n_routed_experts")
-    groups = _GROUPS.get(mixed["n_routed_experts"], (1, 1))
+    groups = _GROUPS.get(mixed["n_routed_experts"], (1, 1)) if meta.arch == "deepseek2" else (1, 1)
     found: Config = {
         **sizes, **mixed, "num_attention_heads": heads, "num_key_value_heads": heads, "hidden_act": "silu",
         "qk_rope_head_dim": rotated, "qk_nope_head_dim": key - rotated, "v_head_dim": value,
@@ -134,14 +134,32 @@ def _deepseek2(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     if key <= rotated:
         raise meta.fail(f"of keys with {key} numbers, {rotated} cannot rotate")
     found["rope_scaling"] = _latent_yarn(meta, found["max_position_embeddings"])
-    sigmoid = meta.whole("expert_gating_func", 1) == SIGMOID
-    if sigmoid and some(tensors, "exp_probs_b.bias"):
-        return {**found, "norm_topk_prob": meta.flag("expert_weights_norm", False)}
-    if sigmoid or meta.flag("expert_weights_norm", False):
-        raise meta.fail("this choice of experts is not supported (sigmoid without a bias, or a normed softmax)")
+    sigmoid, biased = meta.whole("expert_gating_func", 1) == SIGMOID, some(tensors, "exp_probs_b.bias")
+    normed = meta.flag("expert_weights_norm", False)
+    if sigmoid and biased and meta.arch == "deepseek2":
+        return {**found, "norm_topk_prob": normed}
+    if not sigmoid and not biased and (normed or meta.arch == "mistral4"):
+        return _mistral4(meta, {**found, "norm_topk_prob": normed})
+    if sigmoid or normed:
+        raise meta.fail(
+            "this choice of experts is not supported (sigmoid without a bias, or a normed softmax with one)"
+        )
     second = {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
     found["topk_method"] = "greedy" if found["n_group"] == 1 else "group_limited_greedy"
     return {**{name: value for name, value in found.items() if name != "rope_interleave"}, **second}
+
+
+def _mistral4(meta: Meta, found: Config) -> Config:
+    """Mistral's mixtures (Small 4, Large 3), which scale queries by position where the file says so."""
+    rope = found.pop("rope_scaling")
+    if rope is None:
+        raise meta.fail(f"{meta.arch} with a normed softmax over experts must have yarn")
+    span = rope["original_max_position_embeddings"]
+    if meta.whole("attention.temperature_length", span) != span:
+        raise meta.fail(f"{meta.arch}.attention.temperature_length must be rope.scaling.original_context_length")
+    rope = {**rope, "rope_theta": found.pop("rope_theta"),
+            "llama_4_scaling_beta": meta.number("attention.temperature_scale", 0.0)}  # fmt: skip
+    return {**found, "architectures": ["Mistral4ForCausalLM"], "model_type": "mistral4", "rope_parameters": rope}
 
 
 def _latent_yarn(meta: Meta, longest: int) -> Config | None:
@@ -386,6 +404,7 @@ def _period(meta: Meta, found: list[int], layers: int, what: str) -> tuple[int, 
 
 CONFIGS: dict[str, Callable[[Meta, Tensors, Factors], Config]] = {
     "deepseek2": _deepseek2,
+    "mistral4": _deepseek2,
     "falcon-h1": _falcon_h1,
     "gemma4": _gemma4,
     "glm4moe": _glm4moe,

@@ -156,7 +156,7 @@ LAYERS: dict[str, Names] = {
         "attn_kv_a_mqa.weight": "self_attn.kv_a_proj_with_mqa.weight",
         "attn_kv_a_norm.weight": "self_attn.kv_a_layernorm.weight",
         "attn_kv_b.weight": "self_attn.kv_b_proj.weight",
-    }, _STACKS, top=_TOP),
+    }, {**_STACKS, "ffn_gate_up_exps": "gate_proj|up_proj"}, top=_TOP),
     "qwen2moe": Names({
         **attention(), **_BEFORE, **_shared("mlp.shared_expert"), "ffn_gate_inp.weight": "mlp.gate.weight",
         "ffn_norm.weight": "post_attention_layernorm.weight",
@@ -271,6 +271,7 @@ LAYERS |= {
 }  # fmt: skip
 _LATENT = LAYERS["deepseek2"].parts
 LAYERS |= {
+    "mistral4": LAYERS["deepseek2"],
     "bitnet": Names({
         **attention(), **_BEFORE, **_AFTER_ATTENTION, **feed("mlp"), "ffn_sub_norm.weight": "mlp.ffn_sub_norm.weight",
         "attn_sub_norm.weight": "self_attn.attn_sub_norm.weight",

@@ -79,6 +79,7 @@ ARCHITECTURES = {
     "jais2": "Jais2ForCausalLM",
     "minicpm3": "MiniCPM3ForCausalLM",
     "mistral3": "Ministral3ForCausalLM",
+    "mistral4": "Mistral4ForCausalLM",
     "mpt": "MptForCausalLM",
     "olmo": "OlmoForCausalLM",
     "phi2": "PhiForCausalLM",

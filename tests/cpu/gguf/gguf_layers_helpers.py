@@ -36,6 +36,8 @@ GEMMA4: C = {**BASE, "head_dim": 16, "global_head_dim": 32, "sliding_window": 20
 GRANITE: C = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
               "logits_scaling": 2.0, "shared_intermediate_size": 48}  # fmt: skip
 QUANTISED = ("proj", "query_key_value", "c_attn", "c_fc", "self_attention.dense", "Wqkv", "experts.mlp")
+# Transformers finds this class by itself only inside models that see.
+hf.AutoModelForCausalLM.register(hf.Mistral4Config, hf.Mistral4ForCausalLM, exist_ok=True)
 CASES: dict[str, tuple[str, Any]] = {
     "glm4moe": ("GLM4_MOE", hf.Glm4MoeConfig(
         **BASE, head_dim=16, moe_intermediate_size=32, n_routed_experts=8, num_experts_per_tok=3, n_group=1,
@@ -43,6 +45,9 @@ CASES: dict[str, tuple[str, Any]] = {
     "deepseek2-v3": ("DEEPSEEK2", hf.DeepseekV3Config(
         **DEEPSEEK, q_lora_rank=40, n_group=4, topk_group=2, rope_parameters=LATENT_YARN)),
     "deepseek2-v2": ("DEEPSEEK2", hf.DeepseekV2Config(**DEEPSEEK, q_lora_rank=None)),
+    "mistral4": ("MISTRAL4", hf.Mistral4Config(
+        **{**DEEPSEEK, "first_k_dense_replace": 0}, **NO_IDS, q_lora_rank=40, n_group=1, topk_group=1,
+        norm_topk_prob=True, rope_parameters={**LATENT_YARN, "llama_4_scaling_beta": 0.5})),
     "qwen3next": ("QWEN3NEXT", hf.Qwen3NextConfig(
         **BASE, **DELTA, **MIX, head_dim=16, shared_expert_intermediate_size=40, norm_topk_prob=True,
         layer_types=["linear_attention"] * 3 + ["full_attention"])),
@@ -100,6 +105,15 @@ def latent(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
     heads, keys = c["num_attention_heads"], c["qk_nope_head_dim"]
     parts = x.view(heads, -1, x.shape[-1])
     return {name.replace("kv_b", "k_b"): parts[:, :keys].transpose(1, 2), name.replace("kv_b", "v_b"): parts[:, keys:]}
+
+
+def together(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
+    """The same, with the two first products of experts in one tensor."""
+    said = {"experts.gate_up_proj": "ffn_gate_up_exps", "experts.down_proj": "ffn_down_exps"}
+    for end, target in said.items():
+        if name.endswith(end):
+            return {f"blk.{name.split('.')[2]}.{target}.weight": x}
+    return latent(name, x, c)
 
 
 def states(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
@@ -203,8 +217,8 @@ def plain(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
 CHANGES: dict[str, Callable[[str, Tensor, C], dict[str, Tensor]]] = {
     **dict.fromkeys(("GLM4", "QWEN2MOE", "QWEN2VL", "QWEN3VL", "QWEN3VLMOE"), plain),
     **dict.fromkeys(("GLM4_MOE", "DEEPSEEK2", "LFM2", "LFM2MOE"), bias), "QWEN3NEXT": delta, "GEMMA4": gemma,
-    "GRANITE_HYBRID": granite, "FALCON_H1": falcon, "NEMOTRON_H": woven, "NEMOTRON_H_MOE": woven, "MAMBA": states,
-    "MAMBA2": second_states, "JAMBA": states,
+    "MISTRAL4": together, "GRANITE_HYBRID": granite, "FALCON_H1": falcon, "NEMOTRON_H": woven, "NEMOTRON_H_MOE": woven,
+    "MAMBA": states, "MAMBA2": second_states, "JAMBA": states,
 }  # fmt: skip
 
 
@@ -317,7 +331,7 @@ def metadata(out: Any, arch: str, c: C, layers: int, more: C) -> None:
     if arch == "lfm2":
         keys["feed_forward_length"] = lfm2_width(c)
     space(keys, c, arch)
-    if arch == "deepseek2":
+    if arch in ("deepseek2", "mistral4"):
         latent_keys(keys, c)
     if arch == "gemma4":
         gemma_keys(keys, c, layers)
@@ -365,6 +379,8 @@ def latent_keys(keys: C, c: C) -> None:
     if c["model_type"] == "deepseek_v3":
         keys.update({"expert_gating_func": 2, "expert_group_count": c["n_group"],
                      "expert_group_used_count": c["topk_group"]})  # fmt: skip
+    elif c["model_type"] == "mistral4":
+        keys["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
     else:
         keys["expert_weights_norm"] = None
     if rope["rope_type"] == "yarn":

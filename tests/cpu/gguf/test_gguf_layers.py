@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_layers_helpers import CASES, FULL, C, models, write
+from gguf_layers_helpers import CASES, FULL, C, models, together, write
 from gguf_models_helpers import check_refused, check_same, logits, prompt
 from parity import theirs
+from torch import Tensor
 
-USUAL = ("glm4moe", "deepseek2-v3", "qwen3next", "gemma4", "granitehybrid-moe", "lfm2moe", "falcon-h1",
+USUAL = ("glm4moe", "deepseek2-v3", "mistral4", "qwen3next", "gemma4", "granitehybrid-moe", "lfm2moe", "falcon-h1",
          "nemotron_h_moe", "mamba", "jamba")  # fmt: skip
 KINDS = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
 
@@ -53,11 +54,31 @@ def test_quantised_files_keep_their_numbers(name: str, tmp_path: Path) -> None:
     check_same(logits(tmp_path / "Q8_0.gguf", 80), logits(tmp_path / "rounded.gguf", 80))
 
 
+def test_mistrals_mixtures_under_the_name_of_deepseeks(tmp_path: Path) -> None:
+    """Mistral Large 3's files, with the products of experts apart; without a scale of queries there is none."""
+    reference, config, tensors = models("mistral4", tmp_path)
+
+    def apart(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
+        ((target, x),) = together(name, x, c).items() if ".experts." in name else [("", x)]
+        if not target.endswith("gate_up_exps.weight"):
+            return {target: x} if target else together(name, x, c)
+        return {target.replace("gate_up", part): half for part, half in zip(("gate", "up"), x.chunk(2, 1), strict=True)}
+
+    write(tmp_path / "m.gguf", "DEEPSEEK2", config, tensors, change=apart)
+    check_same(logits(tmp_path / "m.gguf", 80), theirs(reference, prompt()))
+    write(tmp_path / "m.gguf", "DEEPSEEK2", config, tensors, change=apart, more={"attention.temperature_scale": None})
+    reference.config.rope_parameters["llama_4_scaling_beta"] = 0.0
+    check_same(logits(tmp_path / "m.gguf", 80), theirs(reference, prompt()))
+
+
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
         ("deepseek2-v3", {"deepseek2.expert_gating_func": 1}, "a normed softmax"),
         ("deepseek2-v3", {"deepseek2.rope.scaling.yarn_log_multiplier": None}, "yarn with a rope.scaling.yarn_log"),
+        ("mistral4", {"mistral4.expert_gating_func": 2}, "this choice of experts"),
+        ("mistral4", {"mistral4.rope.scaling.type": "none"}, "must have yarn"),
+        ("mistral4", {"mistral4.attention.temperature_length": 65}, "temperature_length must be"),
         ("glm4moe", {"glm4moe.expert_gating_func": 1}, "expert_gating_func is not supported"),
         ("gemma4", {"gemma4.attention.sliding_window_pattern": [True]}, "must have an entry for each of 4 layers"),
         ("glm4", {"glm4.rope.dimension_sections": [8, 12, 12, 0]}, "glm4.rope.dimension_sections"),
