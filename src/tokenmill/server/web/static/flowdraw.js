@@ -1,5 +1,5 @@
 // Graphs as pictures. Owns: nodes, edges and frames of flow charts, states, classes and entities as SVG. Knows nothing of Mermaid's text.
-import { el, label, LINE, mark, measure, path, round, sheet, SMALL, words } from "./diagram.js";
+import { el, label, LINE, mark, measure, path, round, sheet, SMALL, words } from "./pen.js";
 import { groupsOf, layOut } from "./flow.js";
 
 const WIDER = { rhombus: [1.35, 1.5], hexagon: [1, 1], circle: [1, 1], double: [1, 1] };

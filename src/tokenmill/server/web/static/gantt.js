@@ -1,5 +1,5 @@
 // Gantt charts. Owns: reading Mermaid's gantt, and its bars over time as SVG.
-import { el, measure, sheet, words } from "./diagram.js";
+import { el, measure, sheet, words } from "./pen.js";
 
 const MOST = 80; // tasks
 const ROW = 26;

@@ -1,5 +1,5 @@
 // Pie charts. Owns: reading Mermaid's pie, and its slices as SVG.
-import { el, measure, path, round, sheet, words } from "./diagram.js";
+import { el, measure, path, round, sheet, words } from "./pen.js";
 
 const RADIUS = 105;
 const MOST = 24; // slices

@@ -1,5 +1,5 @@
 // Sequence diagrams as pictures. Owns: people, messages, notes and frames as SVG. Knows nothing of where they lie.
-import { el, mark, measure, path, sheet, SMALL, words } from "./diagram.js";
+import { el, mark, measure, path, sheet, SMALL, words } from "./pen.js";
 import { placeSequence, readSequence } from "./sequence.js";
 
 // -> an SVG, or null for what cannot be drawn in whole.
