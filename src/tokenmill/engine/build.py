@@ -102,9 +102,9 @@ def build_engine(config: EngineConfig) -> Built:
         )
     check_options(config)
     source = find_model(config)
-    read_config(config, source)  # reports errors in the config before the tokenizer is looked for
+    raw = read_config(config, source)  # reports errors in the config before the tokenizer is looked for
     speculation = read_speculation(config.speculate)
-    check_ranks(config, source.config())
+    check_ranks(config, raw)
     drafter, most = host_drafter(speculation)
     tokenizer = load_tokenizer(config, source)
     for said in tokenizer.unheeded if tokenizer is not None else ():
@@ -139,12 +139,13 @@ def build_engine(config: EngineConfig) -> Built:
             f"{source.path}/generation_config.json: suppress_tokens or bad_words_ids name {outside[0]}, outside the "
             f"vocabulary of {facts.vocab_size}."
         )
+    ends = eos_ids_of(source.config(), generation, tokenizer, config.model.hf_overrides)
     admission = Admission(
         vocab_size=facts.vocab_size,
         max_model_len=facts.max_model_len,
         max_rows=facts.max_rows,
         max_waiting=config.schedule.max_waiting,
-        eos_ids=frozenset(i for i in eos_ids_of(source.config(), generation, tokenizer) if i < facts.vocab_size),
+        eos_ids=frozenset(i for i in ends if i < facts.vocab_size),
         in_process=runs_here(config),
         banned=never,
         vectors=source.vectors(),

@@ -10,6 +10,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.breakers import BreakerIndex
 from tokenmill.engine.model_source import ModelSource, find_source
+from tokenmill.models.overriding import overridden
 from tokenmill.structured.compile import Compiler
 from tokenmill.structured.vocabulary import Vocabulary
 from tokenmill.text.tokenizer import Tokenizer
@@ -51,11 +52,17 @@ def give_text(admission: Admission, tokenizer: Tokenizer, check: float) -> None:
     admission.compiler = Compiler(vocabulary, check)
 
 
-def eos_ids_of(raw: dict[str, Any], generation: dict[str, Any], tokenizer: Tokenizer | None) -> frozenset[int]:
-    """The end tokens of generation_config.json, config.json and the tokenizer. Where the first names some, config.json
-    may add tokens that were added to the vocabulary; an ordinary word is a leftover there, and would end answers that
-    are not at their end."""
-    stated = _ids_of(generation)
+def eos_ids_of(
+    raw: dict[str, Any],
+    generation: dict[str, Any],
+    tokenizer: Tokenizer | None,
+    overrides: dict[str, Any] | None = None,
+) -> frozenset[int]:
+    """The end tokens of generation_config.json, config.json (changed by these overrides) and the tokenizer. Where the
+    first or the overrides name some, config.json may add tokens that were added to the vocabulary; an ordinary word is
+    a leftover there, and would end answers that are not at their end."""
+    raw, given = overridden(raw, overrides or {}), overrides or {}
+    stated = _ids_of(generation) | _ids_of(given) | _ids_of(given.get("text_config"))
     more = _ids_of(raw) | _ids_of(raw.get("text_config"))
     if tokenizer is not None:
         more = {index for index in more if not stated or index in tokenizer.added_ids} | {*tokenizer.eos_ids}

@@ -157,3 +157,8 @@ def test_a_word_does_not_end_answers_where_generation_config_names_what_does():
     assert eos_ids_of({"eos_token_id": [word, turn]}, {"eos_token_id": end}, tokenizer) == {end, turn, stop}
     assert eos_ids_of({"eos_token_id": word}, {}, tokenizer) == {word, stop}
     assert eos_ids_of({"text_config": {"eos_token_id": word}}, {"eos_token_id": end}, None) == {word, end}
+    omni = {"architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+            "thinker_config": {"eos_token_id": turn, "text_config": {"eos_token_id": word}}}  # fmt: skip
+    assert eos_ids_of(omni, {}, None) == {turn, word} and eos_ids_of(omni, {}, tokenizer) == {turn, word, stop}
+    for given in ({"eos_token_id": word}, {"text_config": {"eos_token_id": word}}):
+        assert eos_ids_of({"text_config": {}}, {"eos_token_id": end}, tokenizer, given) == {word, end, stop}
