@@ -81,6 +81,9 @@ TEXTS: dict[str, Text] = {
     "glm4v_text": Text("Glm4ForCausalLM", _sizes(
         151552, 4096, 13696, 40, 32, head_dim=None, rms_norm_eps=1e-5, partial_rotary_factor=None,
         max_position_embeddings=32768), {"attention_bias": (True,), **_NO_HEAD_DIM}),
+    "glm_ocr_text": Text("Glm4ForCausalLM", _sizes(
+        59392, 1024, 4096, 16, 16, num_key_value_heads=8, head_dim=None, rms_norm_eps=1e-5, partial_rotary_factor=None,
+        max_position_embeddings=131072, attention_bias=False), {"attention_bias": (False,)}),
     "glm4v_moe_text": Text("Glm4MoeForCausalLM", _sizes(
         151424, 4096, 10944, 46, 96, moe_intermediate_size=1408, n_routed_experts=128, attention_bias=True,
         max_position_embeddings=65536, n_group=1, topk_group=1), {"use_qk_norm": (False,)}),
@@ -126,6 +129,7 @@ OUTERS: dict[str, Outer] = {
     "Glm4vForConditionalGeneration": Outer("glm4v", "glm4v_text"),
     "Glm4vMoeForConditionalGeneration": Outer("glm4v_moe", "glm4v_moe_text"),
     "Glm46VForConditionalGeneration": Outer("glm46v", "glm4v_text"),
+    "GlmOcrForConditionalGeneration": Outer("glm_ocr", "glm_ocr_text"),
     "LlavaForConditionalGeneration": Outer("llava", "llama", _IMAGE),
     "LlavaNextForConditionalGeneration": Outer("llava_next", "llama", _IMAGE),
     "LlavaOnevisionForConditionalGeneration": Outer("llava_onevision", "qwen2", (*_IMAGE, "vision_aspect_ratio")),

@@ -318,8 +318,10 @@ _DENSE: dict[str, Family] = {
         Shape(attend=_GLM, feed=_FUSED),
     ),
     "Glm4ForCausalLM": Family(
-        Fields("glm4", defaults=_GLM_KEYS, only=NO_MLP_BIAS, layers="full_attention"),
-        Shape(attend=_GLM, feed=_FUSED, norms=Norms(after=("post_self_attn_layernorm", "post_mlp_layernorm"))),
+        Fields("glm4", defaults={**_GLM_KEYS, "num_nextn_predict_layers": None}, only=NO_MLP_BIAS,
+               layers="full_attention"),
+        Shape(attend=_GLM, feed=_FUSED, norms=Norms(after=("post_self_attn_layernorm", "post_mlp_layernorm")),
+              outside=Outside(drafts=Drafts(later="num_nextn_predict_layers"))),
     ),
     "Ernie4_5ForCausalLM": Family(
         Fields(

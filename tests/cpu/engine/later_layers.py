@@ -19,7 +19,13 @@ AROUND = {
     "deepseek": ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
     "qwen": ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
 }
-MODELS = {"deepseek_v3": "deepseek", "deepseek_v32": "deepseek", "glm4_moe": "deepseek", "qwen3-next": "qwen"}
+MODELS = {
+    "deepseek_v3": "deepseek",
+    "deepseek_v32": "deepseek",
+    "glm4": "deepseek",
+    "glm4_moe": "deepseek",
+    "qwen3-next": "qwen",
+}
 
 
 def make_checkpoint(

@@ -340,6 +340,16 @@ PUBLISHED: dict[str, dict[str, Any]] = {
                         "num_attention_heads": 15, "num_hidden_layers": 32, "num_key_value_heads": 5,
                         "pixel_shuffle_factor": 4, "qk_layer_norms": False, "rms_norm_eps": 1e-05,
                         "rope_interleaved": False, "rope_theta": 100000, "vocab_size": 49280}},
+    "glm-ocr": {
+        "architectures": ["GlmOcrForConditionalGeneration"], "image_token_id": 59280, "model_type": "glm_ocr",
+        "vision_config": {}, "text_config": {
+            "attention_bias": False, "attention_dropout": 0.0, "dtype": "bfloat16", "eos_token_id": [59246, 59253],
+            "head_dim": 128, "hidden_act": "silu", "hidden_size": 1536, "intermediate_size": 4608,
+            "max_position_embeddings": 131072, "model_type": "glm_ocr_text", "num_attention_heads": 16,
+            "num_hidden_layers": 16, "num_key_value_heads": 8, "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-05,
+            "rope_parameters": {"mrope_section": [16, 24, 24], "partial_rotary_factor": 1.0, "rope_theta": 10000,
+                                "rope_type": "default"},
+            "tie_word_embeddings": False, "vocab_size": 59392}},
     "qwen3-omni-30b": {
         "architectures": ["Qwen3OmniMoeForConditionalGeneration"], "code2wav_config": {}, "enable_audio_output": True,
         "model_type": "qwen3_omni_moe", "talker_config": {}, "thinker_config": {

@@ -68,6 +68,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any
         "projector_output_dim": 16, "pixel_shuffle_ratio": 1.0}, IMAGE),
     "glm4v": ("Glm4v", {**BASE, "rope_parameters": {**MROPE, "mrope_section": [1, 1, 0],
         "partial_rotary_factor": 0.5}}, {**QWEN_EYE, "image_size": 4}, IDS),
+    "glm-ocr": ("GlmOcr", {**BASE, "head_dim": 16, "rope_parameters": {**MROPE, "mrope_section": [2, 3, 3]}},
+        {**QWEN_EYE, "image_size": 4}, IDS),
     "glm4v-moe": ("Glm4vMoe", {**BASE, "moe_intermediate_size": 20, "n_routed_experts": 8, "num_experts_per_tok": 3,
         "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.3,
         "rope_parameters": {**MROPE, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}},
