@@ -69,3 +69,13 @@ def test_a_worker_imports_nothing_from_the_folder_in_which_it_is_started(tmp_pat
         env=os.environ | {"PYTHONPATH": paths}, check=False,
     )  # fmt: skip
     assert done.stdout == "imported\n" and not done.stderr
+
+
+def test_python_m_imports_nothing_from_the_folder_in_which_it_is_started(tmp_path: Path) -> None:
+    for name in ("platform", "uuid", "secrets", "queue", "typer", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('another module of this name')")
+    done = subprocess.run(
+        [sys.executable, "-m", "tokenmill", "plan", "--help"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False,
+    )  # fmt: skip
+    assert "python -m tokenmill plan" in done.stdout and not done.returncode, done.stderr
