@@ -53,7 +53,9 @@ class Verb(TyperCommand):
             raise typer.Exit
         said: list[TypedFlag] = []
         try:
-            ours = as_ours(args, self._flags(), str(self.name), said)
+            group = ctx.parent if ctx.parent is not None and ctx.parent.parent is not None else None
+            verb = f"{self.name}" if group is None else f"{group.info_name} {self.name}"
+            ours = as_ours(args, self._flags(), verb, said)
             refuse_two_values(said, self.params)
             return super().parse_args(ctx, self._counted(ours, self._named(_typed(said))))
         except CommandLineError:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from tokenmill.cli.foreign_bench import BENCH
+from tokenmill.cli.foreign_kinds import Foreign, ignored, refused, same
 from tokenmill.cli.loading import say
 from tokenmill.core.errors import UserError
 from tokenmill.core.vllm_arguments import ENGINE, SAME, SERVER, SWITCHES, parsed
@@ -35,34 +37,6 @@ class RefusedFlag(UserError):
         self.flag = flag
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """What to do with another program's flag. into: our flag, with its value after it; values: our words for each
-    value; why: the reason for a refusal; note: a message if the flag is left out. takes: how many values follow it (-1:
-    one or none). counts: a value that `values` lacks must be a whole number."""
-
-    into: str | None = None
-    why: str = ""
-    takes: int = 1
-    note: str = ""
-    values: Mapping[str, str] = field(default_factory=dict)
-    counts: bool = False
-
-
-def _same(flag: str, names: str, *nothing: str, takes: int = 1) -> dict[str, Foreign]:
-    """Another spelling of our flag. nothing: values that ask for nothing."""
-    return {name: Foreign(into=flag, takes=takes, values=dict.fromkeys(nothing, "")) for name in names.split()}
-
-
-def _ignored(why: str, names: str, takes: int = 1) -> dict[str, Foreign]:
-    """The flag asks for something that is not done here and changes no answer. It is left out, with a message."""
-    return {name: Foreign(into="", takes=takes, note=why) for name in names.split()}
-
-
-def _refused(why: str, names: str, *nothing: str, takes: int = 1) -> dict[str, Foreign]:
-    return {name: Foreign(why=why, takes=takes, values=dict.fromkeys(nothing, "")) for name in names.split()}
-
-
 HARMLESS: Mapping[int, str] = {
     -1: "-fa --flash-attn -fit --fit --log-colors -rea",
     0: "--mmap --no-mmap --swa-full --perf --no-perf --repack -kvo --kv-offload --op-offload --no-op-offload --no-host "
@@ -80,123 +54,122 @@ _KV = {"f16": "", "bf16": "", "f32": "--kv-cache-dtype float32", "q8_0": "--kv-c
 _LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers", "--num-gpu")
 _SAMPLERS = "requests may ask for it; `serve --override-generation-config JSON` gives defaults"
 LLAMA: Mapping[str, Foreign] = {
-    **_same("--help", "-h --usage", takes=0),
-    **_same("--model", "-m -hf -hfr --hf-repo"),
-    **_same("--max-model-len", "-c --ctx-size --num-ctx --n-ctx --context-length --max-seq-len --max-seq-length", "0"),
-    **_same("--max-tokens", "-n --predict --n-predict --num-predict --max-new-tokens", "-1", "-2"),
-    **_same("--threads", "-t", "-1"),
-    **_same("--max-num-seqs", "-np --parallel", "-1"),
-    **_same("--max-num-batched-tokens", "-b --batch-size"),
-    **_same("--seed", "-s", "-1"),
-    **_same("--temperature", "--temp"),
-    **_same("--repetition-penalty", "--repeat-penalty"),
-    **_same("--stop", "-r --reverse-prompt"),
-    **_same("--prompt-file", "-f --file"),
-    **_same("--system", "-sys --system-prompt"),
-    **_same("--hf-token", "-hft"),
-    **_same("--device", "-dev --gpu"),
-    **_same("--base-url", "--url"),
-    **_same("--quantization int4", "--load-in-4bit", takes=0),
-    **_same("--quantization int8", "--load-in-8bit", takes=0),
-    **_same("--served-model-name", "-a --alias"),
-    **_same("--request-timeout", "-to --timeout"),
-    **_same("--chat-template", "--chat-template-file"),
-    **_same("--default-chat-template-kwargs", "--chat-template-kwargs"),
-    **_same("--root-path", "--api-prefix"),
-    **_same("--allowed-origins", "--cors --cors-origins --cors-allow-origins"),
-    **_same("--ssl-keyfile", "--ssl-key-file"),
-    **_same("--ssl-certfile", "--ssl-cert-file"),
-    **_same("--check-weights", "--check-tensors", takes=0),
-    **_same("--enable-expert-parallel", "-ep", takes=0),
-    **_same("--log-json", "--log-jsonl", takes=0),
-    **_same("--no-log-json", "--no-log-jsonl", takes=0),
-    **_same("--enable-prefix-caching", "--cache-prompt", takes=0),
-    **_same("--no-enable-prefix-caching", "--no-cache-prompt", takes=0),
-    **_same("--no-wrap", "--nowordwrap", takes=0),
-    **_same("--quantization", "-q"),
+    **same("--help", "-h --usage", takes=0),
+    **same("--model", "-m -hf -hfr --hf-repo"),
+    **same("--max-model-len", "-c --ctx-size --num-ctx --n-ctx --context-length --max-seq-len --max-seq-length", "0"),
+    **same("--max-tokens", "-n --predict --n-predict --num-predict --max-new-tokens", "-1", "-2"),
+    **same("--threads", "-t", "-1"),
+    **same("--max-num-seqs", "-np --parallel", "-1"),
+    **same("--max-num-batched-tokens", "-b --batch-size"),
+    **same("--seed", "-s", "-1"),
+    **same("--temperature", "--temp"),
+    **same("--repetition-penalty", "--repeat-penalty"),
+    **same("--stop", "-r --reverse-prompt"),
+    **same("--prompt-file", "-f --file"),
+    **same("--system", "-sys --system-prompt"),
+    **same("--hf-token", "-hft"),
+    **same("--device", "-dev --gpu"),
+    **same("--base-url", "--url"),
+    **same("--quantization int4", "--load-in-4bit", takes=0),
+    **same("--quantization int8", "--load-in-8bit", takes=0),
+    **same("--served-model-name", "-a --alias"),
+    **same("--request-timeout", "-to --timeout"),
+    **same("--chat-template", "--chat-template-file"),
+    **same("--default-chat-template-kwargs", "--chat-template-kwargs"),
+    **same("--root-path", "--api-prefix"),
+    **same("--allowed-origins", "--cors --cors-origins --cors-allow-origins"),
+    **same("--ssl-keyfile", "--ssl-key-file"),
+    **same("--ssl-certfile", "--ssl-cert-file"),
+    **same("--check-weights", "--check-tensors", takes=0),
+    **same("--enable-expert-parallel", "-ep", takes=0),
+    **same("--log-json", "--log-jsonl", takes=0),
+    **same("--no-log-json", "--no-log-jsonl", takes=0),
+    **same("--enable-prefix-caching", "--cache-prompt", takes=0),
+    **same("--no-enable-prefix-caching", "--no-cache-prompt", takes=0),
+    **same("--no-wrap", "--nowordwrap", takes=0),
+    **same("--quantization", "-q"),
     **{name: Foreign(into="", values={"0": "--device cpu", "all": "", "auto": ""}, counts=True) for name in _LAYERS},
     **{
         name: Foreign(why="use --kv-cache-dtype fp8 or int8", values=_KV)
         for name in ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v")
     },
     **{name: Foreign(into="", takes=takes) for takes, names in HARMLESS.items() for name in names.split()},
-    **_ignored(
+    **ignored(
         "the system places threads; --threads sets their number",
         "-C --cpu-mask -Cr --cpu-range -Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict --cpu-strict-batch "
         "--numa --prio --prio-batch --poll --poll-batch",
     ),
-    **_ignored("--threads also applies to prompts", "-tb --threads-batch"),
-    **_ignored("--max-num-batched-tokens limits a step", "-ub --ubatch-size"),
-    **_ignored(
+    **ignored("--threads also applies to prompts", "-tb --threads-batch"),
+    **ignored("--max-num-batched-tokens limits a step", "-ub --ubatch-size"),
+    **ignored(
         "the K/V cache keeps prefixes by itself; --kv-cache-memory-bytes sets its size",
         "--keep -dt --defrag-thold --cache-reuse -cram --cache-ram -ctxcp --ctx-checkpoints -sps "
         "--slot-prompt-similarity",
     ),
-    **_ignored("requests to Ollama's API set how long a model stays: keep_alive", "--keepalive --sleep-idle-seconds"),
-    **_ignored("an idle connection is closed after 60 seconds", "--timeout-keep-alive"),
-    **_ignored("the system may page memory out", "--mlock", takes=0),
-    **_ignored("weights are always packed for this machine", "-nr --no-repack", takes=0),
-    **_ignored("an answer ends where the context does", "--context-shift", takes=0),
-    **_ignored("set it in requests: skip_special_tokens", "-sp --special", takes=0),
-    **_ignored("prompts are taken as they are", "-e --escape --verbose-prompt", takes=0),
-    **_refused(
+    **ignored("requests to Ollama's API set how long a model stays: keep_alive", "--keepalive --sleep-idle-seconds"),
+    **ignored("an idle connection is closed after 60 seconds", "--timeout-keep-alive"),
+    **ignored("the system may page memory out", "--mlock", takes=0),
+    **ignored("weights are always packed for this machine", "-nr --no-repack", takes=0),
+    **ignored("an answer ends where the context does", "--context-shift", takes=0),
+    **ignored("set it in requests: skip_special_tokens", "-sp --special", takes=0),
+    **ignored("prompts are taken as they are", "-e --escape --verbose-prompt", takes=0),
+    **refused(
         "give --enable-lora --lora-modules NAME=FILE, and NAME as the model of requests",
         "--lora --lora-scaled --adapter",
     ),
-    **_refused("control vectors are not built", "--control-vector --control-vector-scaled"),
-    **_refused("pictures and sound are not read", "-mm --mmproj -mmu --mmproj-url --image --audio"),
-    **_refused(
+    **refused("control vectors are not built", "--control-vector --control-vector-scaled"),
+    **refused("pictures and sound are not read", "-mm --mmproj -mmu --mmproj-url --image --audio"),
+    **refused(
         'give --speculative-config, such as \'{"method": "ngram", "num_speculative_tokens": 4}\'',
         "-md --model-draft --spec-draft-model -hfd --hf-repo-draft --draft --draft-max --draft-n --draft-min "
         "--spec-type --spec-draft-n-max --spec-draft-n-min -ctkd -ctvd -ngld --n-gpu-layers-draft",
     ),
-    **_refused(
+    **refused(
         "weights stay on one device: --quantization makes them smaller",
         "-ot --override-tensor -ncmoe --n-cpu-moe --moe-cache-mib -ncffn --n-cpu-ffn -ts --tensor-split",
     ),
-    **_refused("weights stay on one device: --quantization makes them smaller", "-cmoe --cpu-moe", takes=0),
-    **_refused("keys and values stay on the device", "-nkvo --no-kv-offload", takes=0),
-    **_refused("--tensor-parallel-size N splits every layer over N devices", "-sm --split-mode", "none"),
-    **_refused("--device cuda:1 names another GPU", "-mg --main-gpu", "0"),
-    **_refused(
+    **refused("weights stay on one device: --quantization makes them smaller", "-cmoe --cpu-moe", takes=0),
+    **refused("keys and values stay on the device", "-nkvo --no-kv-offload", takes=0),
+    **refused("--tensor-parallel-size N splits every layer over N devices", "-sm --split-mode", "none"),
+    **refused("--device cuda:1 names another GPU", "-mg --main-gpu", "0"),
+    **refused(
         "give --hf-overrides with the entries of config.json",
         "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor "
         "--yarn-attn-factor --yarn-beta-slow --yarn-beta-fast --override-kv",
     ),
-    **_refused("download the file, and name it", "-mu --model-url -dr --docker-repo -hff --hf-file"),
-    **_refused("models are loaded from the hub's cache when HF_HUB_OFFLINE=1 is set", "--offline", takes=0),
-    **_refused("`tokenmill doctor` lists devices", "--list-devices", takes=0),
-    **_refused("logs go to standard error: redirect that", "--log-file"),
-    **_refused("use --log-level", "-lv --verbosity --log-verbosity"),
-    **_refused("use --log-level error", "--log-disable", takes=0),
-    **_refused("set it in requests: structured_outputs, response_format", "--grammar --grammar-file -j"),
-    **_refused("set it in requests: structured_outputs, response_format", "--json-schema --json-schema-file -jf"),
-    **_refused("set it in requests: response_format, or Ollama's format", "--format"),
-    **_refused(
+    **refused("download the file, and name it", "-mu --model-url -dr --docker-repo -hff --hf-file"),
+    **refused("models are loaded from the hub's cache when HF_HUB_OFFLINE=1 is set", "--offline", takes=0),
+    **refused("`tokenmill doctor` lists devices", "--list-devices", takes=0),
+    **refused("logs go to standard error: redirect that", "--log-file"),
+    **refused("use --log-level", "-lv --verbosity --log-verbosity"),
+    **refused("use --log-level error", "--log-disable", takes=0),
+    **refused("set it in requests: structured_outputs, response_format", "--grammar --grammar-file -j"),
+    **refused("set it in requests: structured_outputs, response_format", "--json-schema --json-schema-file -jf"),
+    **refused("set it in requests: response_format, or Ollama's format", "--format"),
+    **refused(
         _SAMPLERS,
         "--samplers --sampler-seq --sampling-seq --top-nsigma --top-n-sigma --xtc-probability --xtc-threshold "
         "--typical --typical-p --repeat-last-n --presence-penalty --frequency-penalty --dry-multiplier --dry-base "
         "--dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker --dynatemp-range --dynatemp-exp --mirostat "
         "--mirostat-lr --mirostat-ent -l --logit-bias --adaptive-target --adaptive-decay",
     ),
-    **_refused("give keys with --api-key or TOKENMILL_API_KEY", "--api-key-file"),
-    **_refused("the page is part of the server", "--no-webui --no-ui", takes=0),
-    **_refused("the page is part of the server", "--path --webui-config --webui-config-file"),
-    **_refused("the prefix cache keeps conversations by itself", "--slot-save-path"),
-    **_refused("the model decides how embeddings are pooled", "--pooling", "none", "mean", "last", "cls"),
-    **_refused("set it in requests: chat_template_kwargs", "--reasoning-budget", "-1"),
-    **_refused("--reasoning-parser names the format", "--reasoning-format", "auto", "deepseek", "none"),
-    **_refused(
+    **refused("give keys with --api-key or TOKENMILL_API_KEY", "--api-key-file"),
+    **refused("the page is part of the server", "--no-webui --no-ui", takes=0),
+    **refused("the page is part of the server", "--path --webui-config --webui-config-file"),
+    **refused("the prefix cache keeps conversations by itself", "--slot-save-path"),
+    **refused("the model decides how embeddings are pooled", "--pooling", "none", "mean", "last", "cls"),
+    **refused("set it in requests: chat_template_kwargs", "--reasoning-budget", "-1"),
+    **refused("--reasoning-parser names the format", "--reasoning-format", "auto", "deepseek", "none"),
+    **refused(
         "several models are named on the command line, or in a file: --models FILE", "--models-dir --models-preset"
     ),
-    **_refused("memory limits how many models are loaded: --models-memory BYTES", "--models-max"),
-    **_refused("hub names come over TLS", "--insecure", takes=0),
-    **_refused("set it in requests: think, reasoning_effort", "--think", takes=-1),
-    **_refused("`chat` drops the oldest turns instead", "--grp-attn-n -gan --grp-attn-w -gaw"),
-    **_refused("requests ask for beams: use_beam_search, or `LLM.beam_search` in Python", "--num-beams"),
-    **_refused("--workload FILE reads requests, one per line", "--dataset --dataset-name --dataset-path"),
-    **_refused("one process serves; --engines N starts more engines", "--workers"),
-    **_refused("templates come from the model, or from --chat-template FILE", "--no-jinja", takes=0),
+    **refused("memory limits how many models are loaded: --models-memory BYTES", "--models-max"),
+    **refused("hub names come over TLS", "--insecure", takes=0),
+    **refused("set it in requests: think, reasoning_effort", "--think", takes=-1),
+    **refused("`chat` drops the oldest turns instead", "--grp-attn-n -gan --grp-attn-w -gaw"),
+    **refused("requests ask for beams: use_beam_search, or `LLM.beam_search` in Python", "--num-beams"),
+    **refused("one process serves; --engines N starts more engines", "--workers"),
+    **refused("templates come from the model, or from --chat-template FILE", "--no-jinja", takes=0),
 }
 """llama.cpp's flags, and those of `ollama run`."""
 
@@ -244,7 +217,8 @@ class TypedFlag:
 
 def as_ours(args: list[str], known: Mapping[str, bool], verb: str, said: list[TypedFlag] | None = None) -> list[str]:
     """The command line with other programs' flags replaced or left out. known: the verb's flags, and whether a value
-    follows each. said receives every flag that was found. Raises Refused for a flag that cannot be used."""
+    follows each. verb: its name, behind `bench` if it is one of these. said receives every flag that was found. Raises
+    Refused for a flag that cannot be used."""
     said = [] if said is None else said
     args = _joined(args, known, verb)
     found: list[str] = []
@@ -340,7 +314,7 @@ def _lookup(name: str, verb: str) -> Foreign | None:
         return Foreign(into=f"--only {name[2:]}", takes=0)
     if name in ("-v", "--verbose", "--log-verbose"):
         return Foreign(into="--log-level debug" if verb == "serve" else "", takes=0)
-    return LLAMA.get(name) or _vllm(name)
+    return (BENCH.get(name) if verb.startswith("bench ") else None) or LLAMA.get(name) or _vllm(name)
 
 
 def _vllm(name: str) -> Foreign | None:

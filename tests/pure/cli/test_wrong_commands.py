@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from tokenmill.cli import foreign
 from tokenmill.cli.foreign import VERBS
+from tokenmill.cli.foreign_bench import BENCH
 from tokenmill.cli.verbs import app
 from tokenmill.server.absent import why_absent
 
@@ -204,7 +206,7 @@ def test_json_without_end_is_no_json(line: str, tmp_path: Path) -> None:
 
 def test_other_programs_flags_have_an_effect_are_told_or_are_listed() -> None:
     silent = {name for names in foreign.HARMLESS.values() for name in names.split()}
-    for name, other in foreign.LLAMA.items():
+    for name, other in [*foreign.LLAMA.items(), *BENCH.items()]:
         if other.into == "" and not other.values:
             assert bool(other.note) != (name in silent), name
         else:
@@ -221,6 +223,25 @@ def test_what_has_no_effect_is_told(line: str) -> None:
 @pytest.mark.parametrize("line", ["--sleep-idle-seconds -1", "--no-mmap", "-fa on", "--poll 0"])
 def test_what_asks_for_nothing_is_no_news(line: str) -> None:
     assert "has no effect" not in CliRunner().invoke(app, ["chat", "/no/such", *line.split()]).stderr
+
+
+@pytest.mark.parametrize("name", BENCH)
+def test_flags_of_vllm_bench_are_read_or_told_what_to_give(name: str) -> None:
+    """In the verbs that lack a flag of that name, with and without a value."""
+    verbs = typer.main.get_command(app).commands["bench"].commands
+    for verb in ("throughput", "latency", "serve"):
+        if name in {each for param in verbs[verb].params for each in param.opts}:
+            continue
+        for value in ([], ["7"]):
+            told = CliRunner().invoke(app, ["bench", verb, "/no/such", name, *value]).stderr.splitlines()[-1]
+            assert "lists the flags" not in told and "Did you mean" not in told, told
+
+
+def test_a_command_of_vllm_bench_serve_reaches_the_server() -> None:
+    line = "--backend vllm --model m --dataset-name random --random-input-len 8 --random-output-len 4 --num-prompts 2"
+    for more in ("", "--endpoint /v1/completions --percentile-metrics ttft,tpot --num-warmups 0 --disable-tqdm"):
+        result = CliRunner().invoke(app, ["bench", "serve", "http://127.0.0.1:1", *line.split(), *more.split()])
+        assert "cannot be reached" in result.stderr, result.stderr
 
 
 def test_there_are_enough_of_them() -> None:
