@@ -228,7 +228,7 @@ def test_what_asks_for_nothing_is_no_news(line: str) -> None:
 @pytest.mark.parametrize("name", BENCH)
 def test_flags_of_vllm_bench_are_read_or_told_what_to_give(name: str) -> None:
     """In the verbs that lack a flag of that name, with and without a value."""
-    verbs = typer.main.get_command(app).commands["bench"].commands
+    verbs = vars(vars(typer.main.get_command(app))["commands"]["bench"])["commands"]
     for verb in ("throughput", "latency", "serve"):
         if name in {each for param in verbs[verb].params for each in param.opts}:
             continue
