@@ -66,7 +66,7 @@ MIX = {"moe_intermediate_size": 20, "num_experts_per_tok": 2}
 GROUPED = {**MIX, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
            "routed_scaling_factor": 1.7, "norm_topk_prob": True, "first_k_dense_replace": 1}  # fmt: skip
 LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 6, "v_head_dim": 10}
-INDEX = {"q_lora_rank": 20, "index_n_heads": 12, "index_head_dim": 16, "index_topk": 12}
+INDEX = {"q_lora_rank": 20, "index_n_heads": 16, "index_head_dim": 16, "index_topk": 12}
 FLAT = {k: BASE[k] for k in ("vocab_size", "hidden_size", "num_hidden_layers", "bos_token_id", "eos_token_id",
                              "pad_token_id")}  # fmt: skip
 SPACE = {"mamba_n_heads": 8, "mamba_d_state": 8, "mamba_n_groups": 2, "rms_norm_eps": 1e-3}
