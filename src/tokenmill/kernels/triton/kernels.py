@@ -28,6 +28,7 @@ from tokenmill.compute.forward import (
 from tokenmill.compute.lines import LineGrid
 from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.attention.decode import attend_one
+from tokenmill.kernels.triton.attention.key_choice import can_choose, choose_keys
 from tokenmill.kernels.triton.attention.latent import attend_latent, prepare_latent, serves
 from tokenmill.kernels.triton.attention.prepare import can_prepare, norm_rows, prepare_qkv
 from tokenmill.kernels.triton.attention.stepping import Stepping, has_heads
@@ -316,10 +317,11 @@ class TritonKernels(ProductKernels):
         if spec.kv.kind == "latent" and serves(spec, ctx) and qkv.shape[0] > 0 and qkv.stride(1) == 1:
             self.count("prepare_qkv")
             return prepare_latent(qkv, spec, ctx, pdl=self.launch.pdl)
-        if spec.kv.kind == "latent" or qkv.shape[0] == 0 or not can_store(ctx.kv[spec.layer]):
+        latent = spec.kv.kind == "latent"
+        if (latent and not can_choose(spec, ctx)) or qkv.shape[0] == 0 or not can_store(ctx.kv[spec.layer]):
             self.count("prepare_qkv", fallback=True)
             return super().prepare_qkv(qkv, spec, ctx)
-        if not can_prepare(spec):
+        if not latent and not can_prepare(spec):
             qkv, spec = norm_rows(qkv, spec, self.norm)
         self.count("prepare_qkv")
         return prepare_qkv(qkv if qkv.stride(1) == 1 else qkv.contiguous(), spec, ctx, pdl=self.launch.pdl)
@@ -327,11 +329,12 @@ class TritonKernels(ProductKernels):
     @else_reference
     def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None = None) -> Tensor:
         """q [T, H, Dk] against the paged keys and values as stored -> [T, H * Dv]."""
-        if keys is None and spec.kv.kind == "latent" and serves(spec, ctx) and q.shape[0] > 0:
+        lists = keys is None or ctx.groups[spec.group].paths is None
+        if lists and spec.kv.kind == "latent" and serves(spec, ctx) and q.shape[0] > 0:
             self.count("attention")
             out = torch.empty((q.shape[0], spec.heads * spec.kv.value_dim), dtype=q.dtype, device=q.device)
             attend_latent(
-                q.contiguous(), out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, whole=self.launch.steady
+                q.contiguous(), out, spec, ctx, self.launch.scratch, keys, pdl=self.launch.pdl, whole=self.launch.steady
             )
             return out
         known = keys is None and spec.kv.kind != "latent" and can_store(ctx.kv[spec.layer])
@@ -344,10 +347,15 @@ class TritonKernels(ProductKernels):
         self._stepping.attend(q, out, spec, ctx)
         return out
 
+    @else_reference
     def choose_keys(self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext) -> Tensor:
-        """x [T, H * D + D], gains [T, H] -> positions [T, K], in plain torch."""
-        self.count("choose_keys", fallback=True)
-        return super().choose_keys(x, gains, spec, top, ctx)
+        """x [T, H * D + D], gains [T, H] -> positions [T, top], without sorting."""
+        if not can_choose(spec, ctx) or x.shape[0] == 0:
+            self.count("choose_keys", fallback=True)
+            return super().choose_keys(x, gains, spec, top, ctx)
+        q = self.prepare_qkv(x, spec, ctx)
+        self.count("choose_keys")
+        return choose_keys(q, gains.contiguous(), spec, top, ctx, pdl=self.launch.pdl)
 
     @else_reference
     def attend(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None = None) -> Tensor:

@@ -13,7 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.compute.forward import AttentionSpec, ForwardContext
-from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, further, head_and_tile, path_of, path_parts, product
+from tokenmill.kernels.triton.attention.paging import (
+    FLOOR,
+    LOG2E,
+    further,
+    head_and_tile,
+    path_of,
+    path_parts,
+    place_of,
+    product,
+)
 from tokenmill.kernels.triton.attention.prepare import rotated
 from tokenmill.kernels.triton.attention.stored import (
     can_store,
@@ -114,14 +123,15 @@ def prepare_latent(qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext, *, pdl
 
 @triton.jit(do_not_specialize=["S", "table_stride", "places_stride"])
 def _latent_kernel(
-    q_ptr, key_ptr, scale_ptr, table_ptr, start_ptr, len_ptr, root_ptr, place_ptr, out_ptr,
+    q_ptr, key_ptr, scale_ptr, table_ptr, start_ptr, len_ptr, root_ptr, place_ptr, chosen_ptr, out_ptr,
     part_ptr, top_ptr, count_ptr,
     S, table_stride, places_stride, key_block, key_row, scale_block, scale_row, scale,
     H: tl.constexpr, L: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr,
     BQ: tl.constexpr, BH: tl.constexpr, BN: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr,
-    SPLITS: tl.constexpr, TREE: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    SPLITS: tl.constexpr, TREE: tl.constexpr, CHOSEN: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """CHOSEN: each token sees the keys of a list of so many positions; 0: all up to its own."""
     begin(PDL)
     HEAD_TILES: tl.constexpr = (H + BH - 1) // BH
     head_tile, tile = head_and_tile(HEAD_TILES)
@@ -129,18 +139,8 @@ def _latent_kernel(
     wait(PDL)
     seq = tile
     local = 0
-    if BQ > 1:
-        # Sequence i owns tiles query_start[i] // BQ + i and the following ones.
-        low = 0
-        high = S
-        while high - low > 1:
-            middle = (low + high) // 2
-            if tl.load(start_ptr + middle) // BQ + middle <= tile:
-                low = middle
-            else:
-                high = middle
-        seq = low
-        local = (tile - tl.load(start_ptr + seq) // BQ - seq) * BQ
+    if BQ > 1 or CHOSEN > 0:
+        seq, local = place_of(tile, start_ptr, S, BQ)
     start = tl.load(start_ptr + seq)
     queries = tl.load(start_ptr + seq + 1) - start
     if local >= queries:
@@ -159,6 +159,9 @@ def _latent_kernel(
     q = tl.load(source + low_d[None, :], mask=real[:, None] & (low_d < L)[None, :], other=0.0)
     q_high = tl.load(source + L + high_d[None, :], mask=real[:, None] & (high_d < R)[None, :], other=0.0)
     end = tl.minimum(kv_len - queries + local + BQ, kv_len)
+    if CHOSEN > 0:
+        end = tl.minimum(end, CHOSEN)
+        chosen = chosen_ptr + (start + local).to(tl.int64) * CHOSEN
     chunk = tl.cdiv(tl.cdiv(end, BN), SPLITS) * BN
     active = tl.cdiv(end, chunk)
     first = split * chunk
@@ -176,6 +179,9 @@ def _latent_kernel(
         stored = index
         if TREE:
             stored = index + further(index, known, path)
+        if CHOSEN > 0:
+            stored = tl.load(chosen + index, mask=known, other=-1)
+            known = stored >= 0
         block = tl.load(table + stored // SIZE, mask=known, other=0).to(tl.int64)
         place = key_ptr + block * key_block + (stored % SIZE) * key_row
         # Unseen vectors are zeros, not leftovers: 0 * NaN would leak.
@@ -204,7 +210,7 @@ def _latent_kernel(
     joins = True
     if SPLITS > 1:
         # Parts of one sequence and head tile lie together: [SPLITS, BH, L], their maxima and sums beside them.
-        unit = seq * HEAD_TILES + head_tile
+        unit = tile * HEAD_TILES + head_tile
         spots = (unit.to(tl.int64) * SPLITS + split) * BH + row
         if active > 1:
             if split < active:
@@ -242,37 +248,41 @@ def _latent_kernel(
 
 
 def attend_latent(
-    q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, scratch: Scratch, *,
+    q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, scratch: Scratch, keys: Tensor | None = None, *,
     pdl: bool, whole: bool = False, config: tuple[int, int, int, int, int] | None = None,
 ) -> None:  # fmt: skip
-    """q [T, H, Dk] -> out [T, H * L]. whole: nothing is split and every step is treated alike, whatever the batch.
+    """q [T, H, Dk] -> out [T, H * L]. keys [T, K]: the positions that each token sees. whole: nothing is split and
+    every step is treated alike, whatever the batch.
 
     config (rows, BN, splits, warps, stages)."""
     kv, plan, heads = ctx.kv[spec.layer], ctx.groups[spec.group], spec.heads
     seqs, latent = plan.tables.shape[0], spec.kv.value_dim
     longest = plan.tables.shape[1] * ctx.block_size
     one, kind, scales = ctx.max_query == 1 and not whole, kinds_of(kv)["K_KIND"], scale_strides(kv)
+    units = seqs
+    if keys is not None:
+        one, units, longest = True, q.shape[0] + seqs, keys.shape[1]
     rows, block_n, splits, warps, stages = config or latent_config(
-        seqs, longest, spec, q.element_size(), one=one, whole=kind.WHOLE
+        units, longest, spec, q.element_size(), one=one, whole=kind.WHOLE
     )
     block_h = max(16, min(rows, pow2(heads))) if one else min(rows // 2, pow2(heads))
     block_q = 1 if one else max(2, 16 // block_h, rows // block_h)
-    if not one:
+    if not one or whole:
         splits = 1
-    tiles = seqs if one else q.shape[0] // block_q + seqs
+    tiles = units if one else q.shape[0] // block_q + seqs
     head_tiles = triton.cdiv(heads, block_h)
-    room = scratch.floats // (seqs * head_tiles * block_h * (latent + 2))
-    splits = max(1, min(splits, room)) if seqs * head_tiles <= scratch.num_counters else 1
+    room = scratch.floats // (units * head_tiles * block_h * (latent + 2))
+    splits = max(1, min(splits, room)) if units * head_tiles <= scratch.num_counters else 1
     partial = scratch.partial(q.device)
-    tops = partial[seqs * head_tiles * block_h * splits * latent :] if splits > 1 else partial
+    tops = partial[units * head_tiles * block_h * splits * latent :] if splits > 1 else partial
     roots, places, apart = path_parts(plan.paths)
     _latent_kernel[(head_tiles * tiles, splits)](
-        q, kv.key, scales_of(kv)[0], plan.tables, ctx.query_start, ctx.kv_len, roots, places, out, partial, tops,
+        q, kv.key, scales_of(kv)[0], plan.tables, ctx.query_start, ctx.kv_len, roots, places, keys, out, partial, tops,
         scratch.counters(q.device), seqs, plan.tables.stride(0), apart,
         kv.key.stride(0), kv.key.stride(2), scales[0], scales[2], spec.scale,
         H=heads, L=latent, R=spec.kv.key_dim - latent, SIZE=ctx.block_size,
         BQ=block_q, BH=block_h, BN=block_n, BL=max(16, pow2(latent)), BR=max(16, pow2(spec.kv.key_dim - latent)),
-        SPLITS=splits, TREE=roots is not None, KIND=kind,
+        SPLITS=splits, TREE=roots is not None, CHOSEN=0 if keys is None else keys.shape[1], KIND=kind,
         WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
 

@@ -78,6 +78,21 @@ def reach(query_position, window):
 
 
 @triton.jit
+def place_of(tile, start_ptr, S, BQ: tl.constexpr):
+    """The sequence that a tile of BQ queries belongs to, and its first query there. Sequence i owns tiles
+    query_start[i] // BQ + i and the following ones."""
+    low = 0
+    high = S
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(start_ptr + middle) // BQ + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    return low, (tile - tl.load(start_ptr + low) // BQ - low) * BQ
+
+
+@triton.jit
 def head_and_tile(HEADS: tl.constexpr):
     """What a program takes, the heads of a tile in turn, the last tile first. (The second dimension of a grid ends at
     65535, which tiles of few queries exceed.)"""

@@ -137,12 +137,13 @@ def norm_rows(
 
 
 def prepare_qkv(qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext, *, pdl: bool) -> Tensor:
-    """qkv [T, (H + Hkv) * Dk + Hkv * Dv] -> q [T, H, Dk]; keys and values go to their slots."""
+    """qkv [T, (H + Hkv) * Dk + Hkv * Dv] -> q [T, H, Dk]; keys and values go to their slots. Latent: no values."""
     tokens, kv, rope = qkv.shape[0], ctx.kv[spec.layer], spec.rope
     width, heads = spec.kv.key_dim, spec.kv.heads
     q = torch.empty((tokens, spec.heads, width), dtype=qkv.dtype, device=qkv.device)
     together = max(1, min(8, pow2(heads), 1024 // pow2(width)))
-    parts = triton.cdiv(spec.heads, together) + 2 * triton.cdiv(heads, together)
+    stored = 1 if spec.kv.kind == "latent" else 2
+    parts = triton.cdiv(spec.heads, together) + stored * triton.cdiv(heads, together)
     q_norm, k_norm = spec.q_norm, spec.k_norm
     _prepare_kernel[(tokens, parts)](
         qkv, q, kv.key, kv.value, *scales_of(kv), ctx.groups[spec.group].slots, ctx.positions,
