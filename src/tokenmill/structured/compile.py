@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import heapq
+import itertools
 import json
 import logging
 import os
@@ -46,6 +48,9 @@ TEXT_FACTOR = 112
 """Bytes of a compiled JSON grammar per byte of its text, measured on schemas of 1 to 9 KB; regexes and choices take a
 tenth."""
 NICE = 10
+OVERTAKEN_BYTES = 1024
+"""Structures that wait are compiled in the order of their time plus a second for each so many bytes: small ones take a
+hundredth of the work of large ones, and need not wait for them."""
 MOST_REFUSALS = 1024
 REFUSED_S = 600.0
 """Refusals are told again without work, but not for good: some depend on how long the work took."""
@@ -64,6 +69,8 @@ class Compiler:
         self._lock = threading.Lock()
         self._building = threading.Lock()
         self._worker: ThreadPoolExecutor | None = None
+        self._waiting: list[tuple[float, int, Future[None], Any, ReasoningSpan | None]] = []
+        self._numbers = itertools.count()
         self._helper = LoweringProcess()
         self.bytes = 0
 
@@ -71,20 +78,34 @@ class Compiler:
         """Lower in the helper process and compile in a thread. The future raises what is wrong with `spec`."""
         done: Future[None] = Future()
         try:
-            if self._is_ready(spec, reasoning):  # it does not wait behind others that compile
+            written = _written(spec, reasoning)
+            found = self._find(_hashed(written))
+            if found is not None and found.root is not None:  # it does not wait behind others that compile
                 done.set_result(None)
                 return done
         except ParameterError as error:
             done.set_exception(error)
             return done
+        turn = time.monotonic() + len(written) / OVERTAKEN_BYTES
         with self._lock:
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, "tokenmill-grammar", _let_others_go_first)
-        return self._worker.submit(self._prepare, spec, reasoning)
+            heapq.heappush(self._waiting, (turn, next(self._numbers), done, spec, reasoning))
+        self._worker.submit(self._prepare_next)
+        return done
 
-    def _prepare(self, spec: Any, reasoning: ReasoningSpan | None) -> None:
-        if spec is not None:
-            self._ready(spec, reasoning)
+    def _prepare_next(self) -> None:
+        with self._lock:
+            _, _, done, spec, reasoning = heapq.heappop(self._waiting)
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            if spec is not None:
+                self._ready(spec, reasoning)
+        except BaseException as error:  # whoever waits raises it
+            done.set_exception(error)
+        else:
+            done.set_result(None)
 
     def constraint(self, spec: Any, reasoning: ReasoningSpan | None = None, budget: int | None = None) -> Constraint:
         """The constraint at its start, compiled now if it is not cached. `spec` may be None if there is a budget."""
@@ -112,6 +133,8 @@ class Compiler:
         """End the helper."""
         if self._worker is not None:
             self._worker.shutdown(wait=False, cancel_futures=True)
+            for _, _, done, _, _ in self._waiting:
+                done.cancel()
         self._helper.close()
 
     def _border(self, reasoning: ReasoningSpan) -> Border:
@@ -119,12 +142,8 @@ class Compiler:
         closing = (number,) if number is not None else tuple(self.vocabulary.encode(reasoning.close))
         return Border(reasoning.open.encode(), reasoning.close.encode(), closing)
 
-    def _is_ready(self, spec: Any, reasoning: ReasoningSpan | None) -> bool:
-        found = self._find(_key(spec, reasoning))
-        return found is not None and found.root is not None
-
     def _ready(self, spec: Any, reasoning: ReasoningSpan | None) -> Compiled:
-        key = _key(spec, reasoning)
+        key = _hashed(_written(spec, reasoning))
         found = self._find(key)
         if found is None:
             with self._building:  # several requests with one new schema compile it once
@@ -202,7 +221,11 @@ def _plain(reasoning: ReasoningSpan | None) -> Any:
     return None if reasoning is None else msgspec.to_builtins(reasoning)
 
 
-def _key(spec: Any, reasoning: ReasoningSpan | None) -> bytes:
+def _hashed(written: bytes) -> bytes:
+    return hashlib.sha256(written).digest()
+
+
+def _written(spec: Any, reasoning: ReasoningSpan | None) -> bytes:
     try:
         text = json.dumps(
             [spec, _plain(reasoning)],
@@ -216,6 +239,6 @@ def _key(spec: Any, reasoning: ReasoningSpan | None) -> bytes:
     if len(text) > 2 * MAX_SPEC_BYTES:
         refuse(f"it is larger than {MAX_SPEC_BYTES >> 10} KiB.")
     try:
-        return hashlib.sha256(text.encode()).digest()
+        return text.encode()
     except UnicodeEncodeError:
         refuse("it holds half of a surrogate pair, which is not a character.")

@@ -42,6 +42,23 @@ def test_a_grammar_that_is_known_does_not_wait_behind_others(compiler, monkeypat
     assert isinstance(compiler.prepare({"json": {1: object()}}).exception(), ParameterError)
 
 
+def test_small_structures_need_not_wait_behind_large_ones(compiler, monkeypatch):
+    go_on, order = threading.Event(), []
+    lower = compiler._helper.lower
+    monkeypatch.setattr(
+        compiler._helper, "lower", lambda *given: (go_on.wait(60), order.append(given[0]), lower(*given))[2]
+    )
+    large = [{"choice": [f"{i}" + "a" * 4000]} for i in range(4)]
+    small = {"choice": ["a"]}
+    first, *others = [compiler.prepare(spec) for spec in large]
+    soon, gone = compiler.prepare(small), compiler.prepare({"choice": ["b"]})
+    assert gone.cancel()
+    go_on.set()
+    for future in (first, *others, soon):
+        future.result()
+    assert order[1] == small and [spec for spec in order if spec != small] == large
+
+
 REFUSALS = [
     {"json": {"pattern": "(?=x)"}}, {"json": False}, {"regex": "("}, {"choice": []}, {"grammar": "root ::= nobody"},
     {"structural_tag": {"format": {"type": "nothing"}}}, {"json": {"unevaluatedItems": 3}}, {},
