@@ -135,6 +135,10 @@ class Job:
         """End the job this long after its request came in."""
         self.deadline = None if not seconds else self.began + seconds
 
+    def _in_time(self) -> asyncio.Timeout:
+        """For whatever waits: raises TimeoutError at the deadline."""
+        return asyncio.timeout(None if self.deadline is None else self.deadline - time.monotonic())
+
     async def start(
         self,
         name: str,
@@ -158,7 +162,8 @@ class Job:
             start = scored_from[index] if scored_from else 0
             request = make_request(unique, text, ids, params, scored_from=start, **fields)
             task = self.tasks[unique] = PromptTask(request, index)
-            timeline = await self.backend.open(request, self.inbox, pooling)
+            async with self._in_time():  # a grammar may wait behind others that compile
+                timeline = await self.backend.open(request, self.inbox, pooling)
             task.figures = PromptFigures(timeline, len(request.prompt_ids))
             if self.record is None:
                 self.record = self.context.history.begin(self.called or name, self.tenant, self.began)
@@ -240,7 +245,7 @@ class Job:
         """All deltas, including those of all candidates of best_of."""
         left = sum(task.num_outputs for task in self.tasks.values())
         while left:
-            async with asyncio.timeout(None if self.deadline is None else self.deadline - time.monotonic()):
+            async with self._in_time():
                 batch = await self.inbox.batch()
             now = time.monotonic()
             found = []

@@ -235,6 +235,16 @@ ROWS = [
 ]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_deadline_holds_while_a_structure_waits_for_the_engine(start: Starter, stream: bool) -> None:
+    served = await start(FakeOptions(hung=True))  # so it never says whether the structure can be compiled
+    body = {"prompt": "x", "guided_choice": ["a", "b"], "timeout": 0.2, "stream": stream}
+    answer = await asyncio.wait_for(served.post("/v1/completions", body), 10)
+    assert answer.status_code == 408 and answer.json()["error"]["param"] == "timeout"
+    served.options.hung = False
+    assert (await served.post("/v1/completions", {**body, "timeout": 60})).status_code == 200
+
+
 @pytest.mark.parametrize(("extra", "param"), ROWS, ids=range(len(ROWS)))
 async def test_an_answer_holds_so_many_log_probabilities(
     start: Starter, monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any], param: str
