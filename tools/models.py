@@ -78,13 +78,13 @@ fewer.
 |---|---|
 """
 OWN_FILES = {
-    "Qwen3NextForCausalLM": "gated delta layers, gated attention, experts; drafts are not built",
+    "Qwen3NextForCausalLM": "gated delta layers, gated attention, experts; its layers for drafts, too",
     "Qwen3_5ForCausalLM": "text only; gated delta layers and gated attention",
     "Qwen3_5MoeForCausalLM": "the same with experts",
     "DeepseekV2ForCausalLM": "latent attention, shared and routed experts",
-    "DeepseekV3ForCausalLM": "latent attention, shared and routed experts; also Kimi K2; without layers for drafts",
-    "DeepseekV32ForCausalLM": "DeepSeek V3 with an index that chooses the keys that a token sees, in plain torch; with "
-    "--max-model-len up to `index_topk` a token sees all, by the kernels of DeepSeek V3",
+    "DeepseekV3ForCausalLM": "latent attention, shared and routed experts; also Kimi K2; its layers for drafts, too",
+    "DeepseekV32ForCausalLM": "DeepSeek V3 with an index that chooses the keys that a token sees (on a CPU in plain "
+    "torch); with --max-model-len up to `index_topk` a token sees all, as in DeepSeek V3",
     "GlmMoeDsaForCausalLM": "as DeepSeek V3.2, and layers may share a choice; GLM-5",
     "SarvamMLAForCausalLM": "latent attention, shared and routed experts; Sarvam 105B",
     "MiniCPM3ForCausalLM": "latent attention, factors on embeddings, blocks and logits",

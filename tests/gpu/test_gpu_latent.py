@@ -70,3 +70,47 @@ def test_narrow_vectors(form, heads):
     same = ours.kv[0].key.view(torch.uint8) == exact.kv[0].key.view(torch.uint8)
     assert same.float().mean() > 0.97
     assert not any(count["fallbacks"] for count in kernels.counters().values())
+
+
+@pytest.mark.parametrize(("heads", "dim", "top"), [(64, 128, 256), (32, 128, 64), (12, 16, 100)])
+def test_keys_that_an_index_chooses(heads, dim, top):
+    """Whole numbers, so that every order of additions gives the same scores, many of which are equal."""
+    from tokenmill.kernels.triton import TritonKernels
+
+    torch.manual_seed(top)
+    kv, kernels = KVSpec("latent", 1, dim, dim), TritonKernels()
+    spec = AttentionSpec(0, 0, heads, kv, 0.5)
+    ours = PagedBatch((kv,), kernels, dtype=torch.bfloat16, blocks=128, device="cuda")
+    exact = PagedBatch((kv,), REFERENCE, dtype=torch.bfloat16, blocks=128, device="cuda")
+    for grants in STEPS:
+        tokens = sum(n for _, n in grants)
+        x = torch.randint(-2, 3, (tokens, (heads + 1) * dim), device="cuda").bfloat16()
+        gains = torch.randint(-2, 3, (tokens, heads), device="cuda").float()
+        found = kernels.choose_keys(x, gains, spec, top, ours.step(grants))
+        expected = REFERENCE.choose_keys(x, gains, spec, top, exact.step(grants))
+        assert torch.equal(found[:, : expected.shape[1]], expected) and (found[:, expected.shape[1] :] == -1).all()
+    assert kernels.waits == 0 and not any(count["fallbacks"] for count in kernels.counters().values())
+
+
+@pytest.mark.parametrize(("heads", "top"), [(16, 256), (128, 100)])
+def test_attention_to_chosen_keys(heads, top):
+    from tokenmill.kernels.triton import TritonKernels
+
+    torch.manual_seed(heads)
+    angle = torch.arange(2048.0)[:, None] * (10000.0 ** -torch.linspace(0, 1, 32))
+    rope = RopeSpec(angle.cos().cuda(), angle.sin().cuda(), 64, interleaved=True, start=512)
+    kv, kernels = KVSpec("latent", 1, 576, 512), TritonKernels()
+    spec = AttentionSpec(0, 0, heads, kv, 576**-0.5, rope=rope)
+    ours = PagedBatch((kv,), kernels, dtype=torch.bfloat16, blocks=128, device="cuda")
+    exact = PagedBatch((kv,), REFERENCE, dtype=torch.bfloat16, blocks=128, device="cuda")
+    for grants in STEPS:
+        x = torch.randn(sum(n for _, n in grants), (heads + 1) * 576, device="cuda").bfloat16()
+        a, b = ours.step(grants), exact.step(grants)
+        keys = torch.full((len(x), top), -1)
+        for token, position in enumerate(b.positions.tolist()):
+            some = torch.randperm(position + 1)[: max(1, min(top, position // 2))].sort().values
+            keys[token, : len(some)] = some
+        q, keys = kernels.prepare_qkv(x, spec, a), keys.cuda()
+        REFERENCE.prepare_qkv(x, spec, b)
+        assert relative(kernels.attention(q, spec, a, keys), REFERENCE.attention(q.float(), spec, b, keys)) < 1e-2
+    assert kernels.waits == 0 and not kernels.launch.scratch.counters(x.device).any()
