@@ -50,6 +50,9 @@ ENTRY = 64
 """Bytes of a log-probability in an answer."""
 COUNTED = 32
 """Prompts that are counted in one go when a job ends."""
+LISTED = 1024
+"""So many tokens of a request's prompts put off its next prompt as if it had come a second later: whoever asks for
+little while a long list is read need not wait for the rest of it."""
 BAD_WORD = 8192
 """The work for one bad word, expressed as bytes of parameters that cost the same."""
 
@@ -152,15 +155,17 @@ class Job:
         """Open one engine request per prompt. An error in any of them is raised before a byte is sent.
         `pooling`: it asks for a vector. `scored_from`: for each prompt, the first token whose score is wanted."""
         self._check_sizes(prompts, params, text=pooling is None)
-        fields = {"arrival": self.began, "adapter": self.adapter, **fields}
+        fields = {"adapter": self.adapter, **fields}
         fields["priority"] = self._priority(fields.get("priority", 0))
         if self.context.scoped:
             fields["salt"] = f"{self.tenant}/{fields.get('salt', '')}"
+        before = 0
         for index, (text, ids) in enumerate(prompts):
             await asyncio.sleep(0)  # other requests get their turn after every thousand prompts
+            arrival, before = self.began + before / LISTED, before + len(ids)
             unique = f"{name}-{index}-{uuid.uuid4().hex[:8]}"
             start = scored_from[index] if scored_from else 0
-            request = make_request(unique, text, ids, params, scored_from=start, **fields)
+            request = make_request(unique, text, ids, params, scored_from=start, arrival=arrival, **fields)
             task = self.tasks[unique] = PromptTask(request, index)
             async with self._in_time():  # a grammar may wait behind others that compile
                 timeline = await self.backend.open(request, self.inbox, pooling)
@@ -179,8 +184,8 @@ class Job:
     async def embed(
         self, name: str, prompts: list[tuple[str | None, list[int]]], pooling: str, **fields: Any
     ) -> list[list[float]]:
-        """One vector per prompt. They go before texts that wait, because each takes only one step."""
-        await self.start(name, prompts, SamplingParams(max_tokens=1), pooling=pooling, arrival=0.0, **fields)
+        """One vector per prompt."""
+        await self.start(name, prompts, SamplingParams(max_tokens=1), pooling=pooling, **fields)
         vectors: dict[int, list[float]] = {}
         async for batch in self.batches():
             for task, delta in batch:

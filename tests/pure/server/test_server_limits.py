@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -283,6 +284,33 @@ async def test_draining_refuses_new_requests(start: Starter) -> None:
     assert (await served.client.get("/ready")).status_code == 503
     assert (await served.client.get("/health")).status_code == 200
     assert (await running).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/rerank"])
+async def test_a_long_list_does_not_go_before_what_comes_later(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    served = await start()
+    arrivals: list[tuple[float, int]] = []
+    inner = served.fake.fleet.open
+
+    async def opened(request: Any, *rest: Any) -> Any:
+        arrivals.append((request.arrival, len(request.prompt_ids)))
+        return await inner(request, *rest)
+
+    monkeypatch.setattr(served.fake.fleet, "open", opened)
+    texts, began = [f"{i}" + "a" * 500 for i in range(20)], time.monotonic()
+    body = {"prompt": texts, "input": texts, "query": "a", "documents": texts, "max_tokens": 1}
+    names = {
+        "/v1/completions": ("prompt", "max_tokens"),
+        "/v1/embeddings": ("input",),
+        "/rerank": ("query", "documents"),
+    }
+    answer = await served.post(path, {name: body[name] for name in names[path]})
+    assert answer.status_code == 200 and len(arrivals) >= 20
+    assert began <= arrivals[0][0] <= time.monotonic()
+    for (before, tokens), (after, _) in itertools.pairwise(arrivals):
+        assert after - before == pytest.approx(tokens / request_job.LISTED, abs=1e-6)
 
 
 async def test_keys_take_turns_at_the_engine(start: Starter) -> None:
