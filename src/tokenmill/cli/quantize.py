@@ -51,6 +51,11 @@ METHOD_FLAGS = {
     "bits": flag("bits", float, "With --method: bits of integers (default: 4); 4.5: more bits where they matter."),
     "symmetric": flag("symmetric", bool, "With --method: use no zero points.", spelled="--symmetric"),
     "damping": flag("damping", float, "With gptq and sparsegpt: added to the inputs' squares (default: 0.01)."),
+    "catch_up": flag(
+        "catch_up",
+        float,
+        "With gptq and awq: the part of earlier layers' losses that weights make up for (default: 0.5).",
+    ),
     "double": flag(
         "double", bool, "With nf4 and fp4: scales are rounded, too (the default).", spelled="--double/--single"
     ),
@@ -259,8 +264,7 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
 
     given = dict(chosen)
     calibration, device = chosen.pop("calibration", None), pick_device(chosen.pop("device", "cpu"))
-    settings = {"method": FORMS.get(chosen["form"], "rtn"), "smaller": "group" not in chosen, **chosen}
-    recipe = recipes.complete_recipe(recipes.Recipe(**settings))
+    recipe = recipes.complete_recipe(recipes.Recipe(**{"method": FORMS.get(chosen["form"], "rtn"), **chosen}))
     if (name := recipes.without_effect(recipe, given)) is not None:
         how = f"--method {recipe.method} --format {recipe.form}"
         raise ParameterError(f"{spelling(name)} has no effect with {how}: leave it out.")
@@ -274,7 +278,9 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
                 calibration_text.read(calibration), found.tokenizer().encode, recipe.samples, recipe.length
             )
     with progress("Rounding") as tell:
-        made = quantize_model(QuantizeJob(found.path, target, recipe, pattern, tokens, device), tell)
+        made = quantize_model(
+            QuantizeJob(found.path, target, recipe, pattern, tokens, device, "group" not in given), tell
+        )
     if recipe.method in recipes.INTEGERS and made.group != recipe.group:
         typer.echo(f"Groups of {made.group} columns: {recipe.group} do not divide every matrix")
     if (warning := recipes.warning(recipe)) is not None:

@@ -37,7 +37,7 @@ def forward_in_parts(
 
     def take(start: int, states: Tensor) -> None:
         if not made:
-            made.append(_room(states, len(x), device))
+            made.append(room(states, len(x), device))
         made[0][start : start + len(states)] = states
 
     forward_each(model, x, kernels, device, take, kv_format, note)
@@ -58,7 +58,7 @@ def forward_each(
     if not x.is_floating_point():
         check_ids(int(x.max()), model.spec.vocab_size)
     count, length = x.shape[:2]
-    size = max(1, BATCH_TOKENS // length)
+    size = part_size(length)
     layout = make_layout(model.spec.kv_specs, BLOCK, kv_format)
     held = -(-length // BLOCK)
     states = StatePool(model.spec.states, size, 0, str(device), kernels.copy_rows_) if model.spec.states else None
@@ -72,7 +72,12 @@ def forward_each(
                 note(pool.views)
 
 
-def _room(first: Tensor, count: int, device: torch.device) -> Tensor:
+def part_size(length: int) -> int:
+    """So many sequences are run at once."""
+    return max(1, BATCH_TOKENS // length)
+
+
+def room(first: Tensor, count: int, device: torch.device) -> Tensor:
     """Where the hidden states of `count` sequences may lie; first: those of some. Copies to the host and back would
     take longer than many layers' work, so it is the device, unless they need much of its memory."""
     shape = (count, *first.shape[1:])

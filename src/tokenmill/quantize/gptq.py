@@ -29,7 +29,7 @@ def gptq(
     """weight [out, in] float32 -> codes. Scales are computed first, so that columns may be rounded in any order.
     kernels: of the weight's device; None: plain torch."""
     scales, zeros = fitted(weight, spec, inputs.hessian.diagonal() / max(inputs.count, 1))
-    order, upper = _factored(inputs, damping)
+    order, upper = factored(inputs, damping)
     grid = LineGrid(scales.T.contiguous(), zeros.T.float().contiguous(), order // spec.group, (1 << spec.bits) - 1)
     codes = torch.empty(weight.T.shape, dtype=torch.uint8, device=weight.device)
     codes[order] = in_turn(weight.T[order], grid, upper, kernels or ReferenceKernels())
@@ -48,7 +48,7 @@ def in_turn(columns: Tensor, grid: LineGrid, upper: Tensor, kernels: RoundsLines
     return codes
 
 
-def _factored(inputs: Inputs, damping: float) -> tuple[Tensor, Tensor]:
+def factored(inputs: Inputs, damping: float) -> tuple[Tensor, Tensor]:
     """`factor`, once for all matrices with these inputs."""
     if damping not in inputs.factored:
         inputs.factored[damping] = factor(inputs.hessian, damping)

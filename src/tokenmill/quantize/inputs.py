@@ -30,14 +30,23 @@ class Inputs:
         self.magnitude = torch.zeros(columns, device=device)
         self.largest = torch.zeros(columns, device=device)
         self.count = 0
+        self.drift: Tensor | None = None
+        """The sum of (m - x) x^T over those inputs x of which m is known: what the unrounded model has in their
+        place."""
+        self.paired = 0
+        """How many these are."""
         self.factored: dict[float, tuple[Tensor, Tensor]] = {}
         """What methods made of the sums, by how they asked for it: matrices with the same input need it once."""
 
-    def add(self, x: Tensor) -> None:
-        """Add inputs x [T, columns]."""
+    def add(self, x: Tensor, meant: Tensor | None = None) -> None:
+        """Add inputs x [T, columns]. meant: what the unrounded model has in their place."""
         self.factored.clear()
         wide = x.detach().float()
         self.hessian.addmm_(wide.T, wide)
+        if meant is not None:
+            self.drift = torch.zeros_like(self.hessian) if self.drift is None else self.drift
+            self.drift.addmm_((meant.float() - wide).T, wide)
+            self.paired += len(wide)
         size = wide.abs()
         self.magnitude += size.sum(0)
         if len(size):
@@ -54,6 +63,8 @@ class Inputs:
         made = Inputs(len(by), self.hessian.device)
         made.hessian = self.hessian / by[:, None] / by[None, :]
         made.magnitude, made.largest, made.count = self.magnitude / by, self.largest / by, self.count
+        made.drift = None if self.drift is None else self.drift / by[:, None] / by[None, :]
+        made.paired = self.paired
         return made
 
     def loss(self, error: Tensor) -> float:

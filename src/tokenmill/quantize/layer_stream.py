@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmill.checkpoint.whole_tensors import AroundCheckpoint, Overlaid
 from tokenmill.compute.forward import Kernels, Weight
-from tokenmill.compute.model import Checkpoint
+from tokenmill.compute.model import CausalLM, Checkpoint
 from tokenmill.core.errors import ModelError, UndividedError
 from tokenmill.kernels import make_kernels
 from tokenmill.layers.build import Build
@@ -25,7 +25,7 @@ from tokenmill.parallel.stages import Place
 from tokenmill.quant.convert import checked
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quantize import folds
-from tokenmill.quantize.forward import Note, forward_each, forward_in_parts
+from tokenmill.quantize.forward import Note, forward_in_parts, part_size, room
 from tokenmill.quantize.inputs import Inputs
 from tokenmill.quantize.watched_weights import InputRecord, WatchingBuild, WatchingKernels
 
@@ -69,12 +69,16 @@ class Layer:
 
 
 class Stream:
-    """Goes through the layers in order. It holds the hidden states before the next layer."""
+    """Goes through the layers in order. It holds the hidden states before the next layer. paired: it also holds those
+    of the unrounded model (`meant`), and calibration tells how inputs differ from that model's."""
 
-    def __init__(self, config: dict[str, Any], ckpt: Checkpoint, device: str, tokens: Tensor) -> None:
+    def __init__(
+        self, config: dict[str, Any], ckpt: Checkpoint, device: str, tokens: Tensor, *, paired: bool = False
+    ) -> None:
         self.config, self.ckpt, self.device = config, ckpt, torch.device(device)
         self.kernels: Kernels = make_kernels(device)
         self.x = tokens
+        self.meant = tokens if paired else None
         self.count = layer_count(config)
         self.reads: dict[int, list[tuple[str, int]]] = {}
         """For each layer that was run: the kind of its K/V, and how far back it reads."""
@@ -88,13 +92,38 @@ class Stream:
         model = self._build(index, self.ckpt, seen=seen)
         mine = [name for name in seen.built if name in chosen]
         weights = {name: widened(self.ckpt.tensor(name), name, self.device) for name in mine}
-        fine: list[Tensor] = []
-        kernels: Any = WatchingKernels(self.kernels, seen)
-        forward_each(model, self.x, kernels, self.device, lambda _, states: fine.append(torch.isfinite(states).all()))
-        _check_finite(fine, index)
+        self._watch_all(index, model, seen)
         missed = [name for name in mine if name not in seen.inputs]
         found = folds.find_folds(seen.fed, set(mine) - set(missed), self.ckpt.has)
         return Layer(index, weights, dict(seen.inputs), found, missed=missed)
+
+    def _watch_all(self, index: int, model: CausalLM, seen: InputRecord) -> None:
+        """Run all sequences through a watched layer, the unrounded model's beside ours."""
+        kernels: Any = WatchingKernels(self.kernels, seen)
+        size, apart = part_size(self.x.shape[1]), self.meant is not None and self.meant is not self.x
+        fine: list[Tensor] = []
+        after: Tensor | None = None
+        for start in range(0, len(self.x), size):
+            part = self.x[start : start + size]
+            if self.meant is not None and apart:
+                seen.awaited = part.shape[0] * part.shape[1]
+                plain = forward_in_parts(model, self.meant[start : start + size], kernels, self.device)
+                seen.awaited = 0
+            states = forward_in_parts(model, part, kernels, self.device)
+            seen.meant.clear()  # experts that this part has not reached
+            fine.append(torch.isfinite(states).all())
+            if self.meant is not None:
+                after = room(states, len(self.x), self.device) if after is None else after
+                after[start : start + len(states)] = plain if apart else states
+        _check_finite(fine, index)
+        self.meant = after
+
+    def pass_by(self, index: int) -> None:
+        """Take the unrounded model's states past a layer that is rounded already."""
+        if self.meant is not None:
+            seen = InputRecord()
+            kernels: Any = WatchingKernels(self.kernels, seen)
+            self.meant = forward_in_parts(self._build(index, self.ckpt, seen=seen), self.meant, kernels, self.device)
 
     def watch(self, index: int, seen: InputRecord, note: Note | None = None) -> set[str]:
         """Run layer `index`, and advance past it. `seen` records the inputs of its weights, `note` gets its pages.

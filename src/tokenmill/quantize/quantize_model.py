@@ -50,6 +50,7 @@ from tokenmill.quant.convert import (
 )
 from tokenmill.quant.fused import joined
 from tokenmill.quantize import folds, kv_scales, recipes
+from tokenmill.quantize.catching_up import caught_up
 from tokenmill.quantize.codes import nearest
 from tokenmill.quantize.inputs import Inputs
 from tokenmill.quantize.layer_stream import Layer, Stream, fold, widened
@@ -66,7 +67,8 @@ _MARKS = ("weight_packed", "qweight", "weight_scale", "SCB", "weight.absmax", "b
 
 @dataclass(frozen=True, slots=True)
 class QuantizeJob:
-    """Which folder to quantise, where to, and how. tokens [N, L] are for calibration, or None."""
+    """Which folder to quantise, where to, and how. tokens [N, L] are for calibration, or None. smaller: groups may be
+    smaller than the recipe's if these do not divide every weight."""
 
     source: Path
     target: Path
@@ -74,6 +76,7 @@ class QuantizeJob:
     skip: re.Pattern[str] | None = None
     tokens: Tensor | None = None
     device: str = "cpu"
+    smaller: bool = False
 
 
 @dataclass(slots=True)
@@ -156,7 +159,7 @@ def _chosen(part: TextTensors, job: QuantizeJob, stored: set[str]) -> tuple[Quan
     names = {name for name in part.ckpt.names() if part.stored(name) in stored}
     widths = {shape[1] for name in names if (shape := part.ckpt.shape(name)) is not None}
     recipes.check_zeros(job.recipe, widths)
-    job = replace(job, recipe=recipes.dividing(job.recipe, widths))
+    job = replace(job, recipe=recipes.dividing(job.recipe, widths, smaller=job.smaller))
     grouped = job.recipe.method in recipes.INTEGERS
     whole = kept_whole(part.ckpt, names, recipes.columns(job.recipe), recipes.rows(job.recipe), chosen=grouped)
     return job, names.difference(whole), whole
@@ -233,19 +236,25 @@ class _Run:
                 f"rest{len(done) + start:06}", {name: self._read(name) for name in rest[start : start + 32]}, {}, {}
             )
 
-    def _stream(self) -> Stream:
+    def _stream(self, *, paired: bool = False) -> Stream:
         assert self.job.tokens is not None
-        return Stream(self.config, self.ckpt, self.job.device, self.job.tokens)
+        return Stream(self.config, self.ckpt, self.job.device, self.job.tokens, paired=paired)
 
     def _streamed(self) -> None:
-        stream, recipe = self._stream(), self.job.recipe
+        recipe = self.job.recipe
+        catching_up = recipe.method in recipes.CATCHING_UP and recipe.catch_up > 0.0
+        stream = self._stream(paired=catching_up)
         for index in range(stream.count):
             name = f"layer{index:05}"
             path = self.partial / f"{name}.safetensors"
-            if not path.exists():
+            if path.exists():
+                stream.pass_by(index)
+            else:
                 layer = stream.calibrate(index, self.chosen)
                 if recipe.method in recipes.FOLDING:
                     self.made.moved += fold(stream, layer, self._fit)
+                for each, inputs in layer.inputs.items() if catching_up else ():
+                    layer.weights[each] = caught_up(layer.weights[each], inputs, recipe.catch_up, recipe.damping)
                 self.made.unreached += layer.missed
                 self._hold(name, layer.weights, layer.inputs, layer.changed, stream.kernels)
             tensors = load_file(path)

@@ -48,8 +48,8 @@ class Recipe:
     """The scales of NF4 and FP4 are rounded, too."""
     kv_scales: bool = False
     """Scales of K/V in float8 are measured, too, for engines that read them."""
-    smaller: bool = False
-    """A smaller group may be used if this one does not divide every weight."""
+    catch_up: float = 0.5
+    """The part of what earlier layers lose that weights make up for."""
 
 
 def _needing(method: Callable[[Tensor, Spec, Inputs], Codes]) -> Round:
@@ -91,6 +91,7 @@ SHARED = ("nvfp4",)
 """Methods with a scale that matrices share if they are multiplied as one."""
 DAMPED = ("gptq", "sparsegpt")
 CALIBRATED = frozenset({"gptq", "awq", "autoround", "smoothquant", "wanda", "sparsegpt", "squeezellm"})
+CATCHING_UP = frozenset({"gptq", "awq"})
 FOLDING = frozenset({"awq", "smoothquant"})
 METHODS = (*INTEGERS, *WHOLE, *TABLES, *sparse_methods.METHODS)
 _WRITERS = {"compressed-tensors": stored_forms.compressed, "gptq": stored_forms.gptq, "awq": stored_forms.awq}
@@ -134,6 +135,8 @@ def complete_recipe(recipe: Recipe) -> Recipe:
     calibration_text.check_counts(recipe.samples, recipe.length)
     if not 0.0 < recipe.damping <= 1.0:
         raise UserError(f"--damping {recipe.damping:g}: use a part between 0 and 1.")
+    if not 0.0 <= recipe.catch_up <= 1.0:
+        raise UserError(f"--catch-up {recipe.catch_up:g}: use a part from 0 to 1.")
     return replace(recipe, form=form)
 
 
@@ -147,6 +150,7 @@ def without_effect(recipe: Recipe, given: Mapping[str, Any]) -> str | None:
     elif method in sparse_methods.METHODS:
         sees |= {"sparsity"}
     sees |= {"double"} if method in NORMAL else {"damping"} if method in DAMPED else set()
+    sees |= {"catch_up"} if method in CATCHING_UP else set()
     sees |= {"kv_scales"} if recipe.form == ct.METHOD and method not in sparse_methods.METHODS else set()
     if calibrates(recipe):
         sees |= {"calibration", "samples", "length"}
@@ -223,13 +227,13 @@ def check_zeros(recipe: Recipe, widths: Set[int]) -> None:
         raise UserError(f"--sparsity {recipe.sparsity} makes all of {gone[0][1]} columns zero: name a smaller part.")
 
 
-def dividing(recipe: Recipe, widths: Set[int]) -> Recipe:
+def dividing(recipe: Recipe, widths: Set[int], *, smaller: bool) -> Recipe:
     """The recipe with the largest group that divides all these column counts that any divides, if a smaller one is
     allowed. Where 128 does not divide one, activations of float8 in blocks get a scale per token: readers refuse groups
     that end early."""
     if recipe.method == "fp8-block":
         return replace(recipe, group=0 if any(n % BLOCK for n in widths) else BLOCK)
-    if not recipe.smaller or recipe.method not in INTEGERS:
+    if not smaller or recipe.method not in INTEGERS:
         return recipe
     widths = {n for n in widths if n % GROUPS[-1] == 0} or {GROUPS[-1]}  # no group divides the others
     group = next((g for g in GROUPS if g <= recipe.group and all(n % g == 0 for n in widths)), GROUPS[-1])

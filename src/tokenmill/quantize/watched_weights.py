@@ -14,20 +14,24 @@ from tokenmill.compute.forward import Act, ForwardContext, Kernels, NormSpec, We
 from tokenmill.layers.build import Build
 from tokenmill.quant.base import WeightBase
 from tokenmill.quantize.folds import NormTensors
-from tokenmill.quantize.inputs import Inputs, Squares
+from tokenmill.quantize.inputs import Inputs
 
 
 @dataclass(slots=True)
 class InputRecord:
     """The inputs of weights, by the weights' names. fed: the weights that each norm fed. wanted: the weights whose
-    inputs are added up, with what `make` returns. built: all weights in order."""
+    inputs are added up, with what `make` returns. built: all weights in order. meant: the unrounded model's inputs, of
+    weights that every one of its tokens reaches; they are gathered, and not added up, while `awaited` (tokens) is not
+    0."""
 
     inputs: dict[str, Any] = field(default_factory=dict)
     fed: dict[NormTensors, set[str]] = field(default_factory=dict)
     norms: dict[int, tuple[NormSpec, NormTensors]] = field(default_factory=dict)
     built: list[str] = field(default_factory=list)
     wanted: frozenset[str] = frozenset()
-    make: Callable[[int, torch.device], Inputs | Squares] = Inputs
+    make: Callable[[int, torch.device], Any] = Inputs
+    meant: dict[str, Tensor] = field(default_factory=dict)
+    awaited: int = 0
 
     def note(self, names: tuple[str, ...], x: Tensor, norm: NormSpec | None) -> None:
         """Add the input x [T, columns] of the weights `names`, which this norm may have made."""
@@ -37,11 +41,18 @@ class InputRecord:
         wanted = [name for name in names if name in self.wanted]
         if not wanted:
             return
-        sums = self.inputs.get(wanted[0])
+        if self.awaited:
+            if len(x) == self.awaited:
+                self.meant[wanted[0]] = x.detach().clone()
+            return
+        sums, meant = self.inputs.get(wanted[0]), self.meant.pop(wanted[0], None)
         if sums is None:
             sums = self.make(x.shape[1], x.device)
             self.inputs.update(dict.fromkeys(wanted, sums))
-        sums.add(x)
+        if meant is None or meant.shape != x.shape:
+            sums.add(x)
+        else:
+            sums.add(x, meant)
 
 
 _ABSORBED = {"kv_a_layernorm.weight": "kv_b_proj.weight"}

@@ -125,6 +125,8 @@ def test_the_warning_is_true(method: str, form: str, tiny: Path, tmp_path: Path)
 
 REFUSED = {
     "damping": (["--method", "gptq", "--damping", "0"], "use a part between 0 and 1"),
+    "catching up": (["--method", "gptq", "--catch-up", "1.5"], "use a part from 0 to 1"),
+    "catching up without effect": (["--method", "rtn", "--catch-up", "0.5"], "--catch-up has no effect"),
     "damping without effect": (["--method", "awq", "--damping", "0.1"], "--damping has no effect"),
     "fewer bits than integers have": (["--method", "gptq", "--bits", "1.58"], "--method bitnet stores -1, 0 and 1"),
     "single without effect": (["--method", "rtn", "--single"], "has no effect"),

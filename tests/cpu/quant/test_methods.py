@@ -33,6 +33,7 @@ from tokenmill.quant import convert
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight
 from tokenmill.quantize import calibration_text, recipes, sparse_methods, squeezellm, steps, stored_forms
 from tokenmill.quantize import quantize_model as quantizing
+from tokenmill.quantize.catching_up import caught_up
 from tokenmill.quantize.codes import Spec, fitted, nearest, rounded
 from tokenmill.quantize.gptq import gptq
 from tokenmill.quantize.inputs import Inputs
@@ -114,6 +115,50 @@ def test_steps_are_the_least_squares_of_their_codes(
     assert torch.allclose(found.scales[7].double(), best, rtol=2e-3)
     nothing = Inputs(128, CPU)
     assert torch.equal(steps.stepped(codes, weight, nothing.hessian).scales, codes.scales)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_half_of_the_way_to_what_the_unrounded_model_gives(scaled: bool) -> None:
+    """Earlier layers' errors are a matrix and noise: what is made up for are the least squares of the former."""
+    random = torch.Generator().manual_seed(4)
+    x, weight, error = (torch.randn(n, 48, generator=random) for n in (4800, 16, 48))
+    meant, inputs = x + 0.1 * x @ error + 0.1 * torch.randn(x.shape, generator=random), Inputs(48, CPU)
+    for part, other in zip(x.split(1000), meant.split(1000), strict=True):
+        inputs.add(part, other)
+    best = torch.linalg.lstsq(x.double(), meant.double() @ weight.double().T).solution.T
+    by = torch.rand(48, generator=random) + 0.5 if scaled else torch.ones(48)
+    found = caught_up(weight * by, inputs.scaled(by), 0.5, 1e-8) / by
+    assert torch.allclose(found.double(), weight + 0.5 * (1 - 48 / 4800) * (best - weight), atol=1e-3)
+    assert torch.equal(caught_up(weight, inputs, 0.0, 0.01), weight)
+    inputs.add(x[:5])  # of these it is not known what they should have been
+    assert torch.equal(caught_up(weight, inputs, 0.5, 0.01), weight)
+    few = Inputs(48, CPU)
+    few.add(x[:40], meant[:40])
+    assert torch.equal(caught_up(weight, few, 0.5, 0.01), weight), "less text than columns says nothing"
+
+
+def test_inputs_are_held_against_the_unrounded_models(tiny: Path, tokens: Tensor) -> None:
+    """Two streams stand beside each other. Behind a spoiled layer, weights know what they should have got."""
+    config, ckpt = json.loads((tiny / "config.json").read_text()), open_checkpoint(tiny)
+    chosen = {name for name in ckpt.names() if name.endswith("_proj.weight")}
+    name = "model.layers.0.mlp.down_proj.weight"
+    spoiled = {name: ckpt.tensor(name).float() * 0.5}
+    stream = quantizing.Stream(config, ckpt, "cpu", tokens, paired=True)
+    assert all(seen.drift is None for seen in stream.calibrate(0, chosen).inputs.values()), "nothing is lost yet"
+    plain = stream.states_after(0, {})
+    assert stream.meant is not None and torch.allclose(stream.meant, plain, atol=1e-5)
+    stream.advance(0, spoiled, set(), None)
+    again = quantizing.Stream(config, ckpt, "cpu", tokens, paired=True)
+    again.pass_by(0)
+    assert again.meant is not None and torch.equal(again.meant, stream.meant), "a stop changes no byte"
+    norm = ckpt.tensor("model.layers.1.input_layernorm.weight").float()
+    x, meant = (
+        torch.nn.functional.rms_norm(states.flatten(0, 1), norm.shape, norm, 1e-6).double()
+        for states in (stream.x, plain)
+    )
+    seen = stream.calibrate(1, chosen).inputs["model.layers.1.self_attn.k_proj.weight"]
+    assert seen.drift is not None and seen.paired == seen.count == tokens.numel()
+    assert torch.allclose(seen.drift.double(), (meant - x).T @ x, atol=1e-2 * float(seen.drift.abs().max()))
 
 
 def test_gptq_without_correlations_is_nearest() -> None:

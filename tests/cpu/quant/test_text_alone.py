@@ -127,10 +127,10 @@ def test_pruned_models_are_quantised(tmp_path: Path) -> None:
 
 
 def test_groups_that_divide() -> None:
-    recipe = complete_recipe(Recipe(method="rtn", smaller=True))
-    assert [recipes.dividing(recipe, set(widths)).group for widths in ((256, 576), (4096,), (96,), (40,))] == [
-        64, 128, 32, 32]  # fmt: skip
-    assert recipes.dividing(complete_recipe(Recipe(method="rtn")), {576}).group == 128
+    recipe = complete_recipe(Recipe(method="rtn"))
+    for widths, group in (({256, 576}, 64), ({4096}, 128), ({96}, 32), ({40}, 32)):
+        assert recipes.dividing(recipe, widths, smaller=True).group == group
+    assert recipes.dividing(recipe, {576}, smaller=False).group == 128
 
 
 def test_experts_in_one_tensor_are_told(tmp_path: Path) -> None:
