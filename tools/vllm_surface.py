@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from tokenmill.cli.serve import SERVER_FLAGS
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options
 from tokenmill.core.request import SamplingParams
-from tokenmill.core.sampling_names import HARMLESS, OLDER, REFUSED
 from tokenmill.core.vllm_arguments import ENGINE, SERVER, SPELLINGS, Other
+from tokenmill.core.vllm_fields import SAMPLING
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +144,9 @@ def of_field(name: str) -> Verdict:
     """What becomes of a field of SamplingParams."""
     if name in SamplingParams.__struct_fields__:
         return done(NOTES.get(name, ""))
-    if name in OLDER:
-        return done(f"an older name of `{OLDER[name]}`")
-    return harmless(HARMLESS[name]) if name in HARMLESS else refused(REFUSED[name])
+    if name in SAMPLING.older:
+        return done(f"an older name of `{SAMPLING.older[name]}`")
+    return harmless(SAMPLING.harmless[name]) if name in SAMPLING.harmless else refused(SAMPLING.refused[name])
 
 
 def of_flag(flag: str) -> Verdict:

@@ -12,7 +12,7 @@ from typing import Any, NotRequired, TypedDict
 import msgspec
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.request import MAX_N, SamplingParams, Spelled, check_integer
+from tokenmill.core.request import MAX_N, SamplingParams, Spelled, SpelledOut, check_integer
 
 
 class TextPrompt(TypedDict):
@@ -41,7 +41,11 @@ class RequestOutputKind(enum.IntEnum):
     FINAL_ONLY = 2
 
 
-class StructuredOutputsParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
+FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+"""The fields of which one is given."""
+
+
+class StructuredOutputsParams(msgspec.Struct, kw_only=True, metaclass=SpelledOut):
     """What an answer must match: exactly one of json, regex, choice, grammar, json_object and structural_tag."""
 
     json: str | dict[str, Any] | None = None
@@ -57,13 +61,18 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
     backend: str | None = None
 
     def __post_init__(self) -> None:
-        forms = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-        given = [name for name in forms if getattr(self, name) not in (None, False)]
+        given = [name for name in FORMS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             raise ParameterError(
-                f"A structure is one of {', '.join(forms)}; this has {', '.join(given) or 'none of them'}.",
+                f"A structure is one of {', '.join(FORMS)}; this has {', '.join(given) or 'none of them'}.",
                 param="structured_outputs",
             )
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> StructuredOutputsParams | None:
+        """The same from fields in which None asks for nothing; None: no form is asked for."""
+        asked = {name: value for name, value in given.items() if value is not None}
+        return cls(**asked) if asked.keys() & set(FORMS) else None
 
     def as_options(self) -> dict[str, Any]:
         """The dict for `SamplingParams.structured_outputs`. Backends and fallbacks are dropped: all enforce the
@@ -76,7 +85,7 @@ GuidedDecodingParams = StructuredOutputsParams
 """An older name of the class."""
 
 
-class BeamSearchParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
+class BeamSearchParams(msgspec.Struct, kw_only=True, metaclass=SpelledOut):
     """How to search; beams are ranked by log-probability per output token to the power of length_penalty."""
 
     beam_width: int
@@ -101,7 +110,7 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
         )
 
 
-class PoolingParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
+class PoolingParams(msgspec.Struct, kw_only=True, metaclass=SpelledOut):
     """How a prompt becomes a vector. pooling: "last" takes the last token's final hidden state, "mean" the mean of
     all; None: as the model's files say, or "last"."""
 
@@ -131,13 +140,28 @@ class PoolingParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
             )
 
 
-class LoRARequest(msgspec.Struct):
+class LoRARequest(msgspec.Struct, metaclass=Spelled):
     """An adapter's name, vLLM's number for it, and its path (a PEFT folder or a GGUF file). Only the name identifies
     it."""
 
     lora_name: str
     lora_int_id: int
     lora_path: str = ""
+
+    @property
+    def name(self) -> str:
+        """The same as lora_name."""
+        return self.lora_name
+
+    @property
+    def adapter_id(self) -> int:
+        """The same as lora_int_id."""
+        return self.lora_int_id
+
+    @property
+    def path(self) -> str:
+        """The same as lora_path."""
+        return self.lora_path
 
 
 def refuse_prompt_adapter(given: Any, name: str = "prompt_adapter_request") -> None:

@@ -24,8 +24,8 @@ from tokenmill.core.samplers import (
     SamplerFields,
     read_samplers,
 )
-from tokenmill.core.sampling_names import fields_alone
 from tokenmill.core.step import RowLogprobs
+from tokenmill.core.vllm_fields import ELSEWHERE, fields_alone
 
 MAX_N = 128
 MAX_LOGPROBS = 1 << 20
@@ -48,28 +48,30 @@ class ReasoningSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spelled(msgspec.StructMeta):
-    """Metaclass of structs that refuse an unknown field and suggest the one that was meant."""
+    """Metaclass of structs that refuse an unknown field and suggest the one that was meant. Names of vLLM that are not
+    fields are taken or refused as core/vllm_fields.py says."""
 
     def __call__(cls, *args: Any, **given: Any) -> Any:
         known = cls.__struct_fields__
+        given = fields_alone(cls.__name__, given)
         for name in given.keys() - set(known):
-            close = difflib.get_close_matches(name, known, n=1)
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
             hint = f"Did you mean {close[0]!r}?" if close else "Leave it out."
+            hint = f"Instead: {ELSEWHERE[name]}." if name in ELSEWHERE else hint
             raise ParameterError(f"{cls.__name__} has no field {name!r}. {hint}", param=name)
+        return super().__call__(*args, **given)
+
+
+class SpelledOut(Spelled):
+    """The same, and fields are given by name alone."""
+
+    def __call__(cls, *args: Any, **given: Any) -> Any:
         if args:
             raise ParameterError(f"{cls.__name__} takes its fields by name, like temperature=0.")
         return super().__call__(**given)
 
 
-class SpelledAsElsewhere(Spelled):
-    """The same for SamplingParams. vLLM's names that are not fields are taken or refused as core/sampling_names.py
-    says."""
-
-    def __call__(cls, *args: Any, **given: Any) -> Any:
-        return super().__call__(*args, **fields_alone(given))
-
-
-class SamplingParams(SamplerFields, kw_only=True, omit_defaults=True, metaclass=SpelledAsElsewhere):
+class SamplingParams(SamplerFields, kw_only=True, omit_defaults=True, metaclass=SpelledOut):
     """How to continue a prompt. Field names and meanings are vLLM's, or else llama.cpp's or text-generation-webui's.
     The defaults switch a feature off."""
 

@@ -21,7 +21,7 @@ from tokenmill.core.sleeping import check_level, check_mode
 from tokenmill.engine.crew import Crew
 from tokenmill.engine.engine_args import EngineArgs
 from tokenmill.engine.hub_tokenizer import HubTokenizer
-from tokenmill.engine.llm_arguments import PINS, check_around, check_connector, check_others, no_such
+from tokenmill.engine.llm_arguments import PINS, check_around, check_connector, check_others, no_such, template_alone
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.pooling import as_tensor, pooling_params_of, sampling_of
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, check_salt, default_params, make_request
@@ -107,6 +107,7 @@ class AsyncLLM:
         **template: Any,
     ) -> AsyncIterator[RequestOutput]:
         """Answer a conversation; `template`: tools, chat_template, ..."""
+        template = template_alone(template)
         self.reader.check_options(template)
         salt = check_salt(cache_salt)
         text, ids = await asyncio.to_thread(lambda: self.reader.chat(messages, sampling_params, **template))

@@ -33,13 +33,12 @@ from tokenmill.engine.engine_args import EngineArgs
 from tokenmill.engine.gauges import AllGauges
 from tokenmill.engine.hub_tokenizer import HubTokenizer
 from tokenmill.engine.llm_arguments import (
-    FORMAT,
-    LOST,
     about,
     as_list,
     check_connector,
     check_others,
     no_such,
+    template_alone,
     with_ids,
 )
 from tokenmill.engine.llm_engine import LLMEngine
@@ -131,9 +130,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of message dicts) or several; `template`: tools, chat_template, ..."""
         self._check_open()
-        if template.get(FORMAT) in ("auto", "string", "openai"):
-            del template[FORMAT]
-        check_others("chat", {name: template.pop(name) for name in LOST.keys() & template.keys() - {"chat_template"}})
+        template = template_alone(template)
         if not isinstance(messages, (list, tuple)) or not messages:
             raise ParameterError(
                 "messages must be a list of at least one message, or of conversations.", param="messages"

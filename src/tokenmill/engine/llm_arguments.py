@@ -17,7 +17,13 @@ from tokenmill.engine.prompts import Prompt
 FORMAT = "chat_template_content_format"
 LOST = {
     "mm_processor_kwargs": "this engine reads text and token ids",
-    "tokenization_kwargs": "truncate_prompt_tokens, of SamplingParams or PoolingParams, cuts prompts",
+    "tokenization_kwargs": "truncate_prompt_tokens, of SamplingParams or PoolingParams, cuts prompts; token ids are "
+    "taken as they are",
+    "truncate_prompt_tokens": "SamplingParams and PoolingParams take it; texts with labels are read whole",
+    "pooling_params": "embed(), encode() and score() make vectors, and nothing else does",
+    "score_template": "score() takes an instruction=",
+    "arrival_time": "a request arrives when it is added",
+    "reasoning_ended": "the prompt itself shows whether reasoning has ended",
     "guided_options_request": "give SamplingParams(structured_outputs=...)",
     "chat_template": "only chat() renders a template; score() and classify() take an instruction=",
     "chat_template_content_format": "it is auto, string or openai, and all are the same here",
@@ -82,6 +88,15 @@ def check_others(verb: str, others: Mapping[str, Any]) -> None:
             raise ParameterError(f"{verb} has no argument {name!r}.", param=name)
         elif value is not None and value != {}:
             raise ParameterError(f"{name} = {shown(value)} cannot be used: {LOST[name]}.", param=name)
+
+
+def template_alone(template: Mapping[str, Any]) -> dict[str, Any]:
+    """What chat() hands to the chat template; vLLM's other arguments are accepted if they ask for nothing."""
+    own = {name: value for name, value in template.items() if name in LOST and name != "chat_template"}
+    if own.get(FORMAT) in ("auto", "string", "openai"):
+        del own[FORMAT]
+    check_others("chat", own)
+    return {name: value for name, value in template.items() if name not in LOST or name == "chat_template"}
 
 
 def check_connector(reset_connector: bool) -> None:

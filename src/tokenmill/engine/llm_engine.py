@@ -15,7 +15,7 @@ from tokenmill.core.request import RequestOutput, SamplingParams, TextDelta
 from tokenmill.engine.build import Built, build_llm
 from tokenmill.engine.driver import Driver
 from tokenmill.engine.engine_args import EngineArgs
-from tokenmill.engine.llm_arguments import PINS, check_around, no_such
+from tokenmill.engine.llm_arguments import PINS, check_around, check_others, no_such
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, default_params, make_request
 
@@ -41,11 +41,15 @@ class LLMEngine:
         request_id: str,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
+        arrival_time: float | None = None,
         lora_request: LoRARequest | None = None,
+        *,
         priority: int = 0,
+        **others: Any,
     ) -> str:
-        """Accept a request, or raise a UserError that says why not; returns its id."""
+        """Accept a request, or raise a UserError that says why not; returns its id. The arguments and their order are
+        vLLM's."""
+        check_others("add_request", {"arrival_time": arrival_time, **others})
         text, ids, salt = self.reader.read(prompt, params)
         request = make_request(
             request_id,

@@ -158,7 +158,8 @@ async def test_embeddings_and_chat(engine, tiny):
         answer = llm.chat([{"role": "user", "content": "hello"}], greedy(5), use_tqdm=False)[0]
     found = await asyncio.gather(*(engine.embed(p, pooling="mean") for p in ("The mill", "grinds")))
     assert [o.embedding for o in found] == [o.embedding for o in wanted]
-    output, _ = await collect(engine.chat([{"role": "user", "content": "hello"}], greedy(5)))
+    more = {"chat_template_content_format": "auto", "mm_processor_kwargs": None, "tools": None}
+    output, _ = await collect(engine.chat([{"role": "user", "content": "hello"}], greedy(5), **more))
     assert exact(output) == exact(answer)
     await nothing_left(engine)
 

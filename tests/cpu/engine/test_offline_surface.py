@@ -286,6 +286,9 @@ def test_what_rests_on_features_to_come_says_what_to_use(llm):
         (lambda: llm.generate("x", tokenization_kwargs={"a": 1}), "tokenization_kwargs.*truncate_prompt_tokens"),
         (lambda: llm.generate("x", chat_template="{{ 1 }}"), "only chat"),
         (lambda: llm.score("x", "y", chat_template="{{ 1 }}"), "only chat"),
+        (lambda: llm.score("x", "y", score_template="{{ 1 }}"), "score_template.*instruction"),
+        (lambda: llm.classify("x", labels=["a"], pooling_params=PoolingParams()), "pooling_params.*vectors"),
+        (lambda: llm.classify("x", pooling_params=None, truncate_prompt_tokens=None), "labels="),
         (lambda: llm.chat(SAID, chat_template_content_format="strng"), "auto, string or openai"),
         (lambda: llm.generate(["x"], prompt_token_ids=[[5], [6]]), "1 prompts but 2 prompt_token_ids"),
         (lambda: llm.stop_profile(), "start_profile"),
@@ -301,6 +304,34 @@ def test_what_rests_on_features_to_come_says_what_to_use(llm):
     assert len(out) == 1 and older[0].prompt_token_ids == [5, 6] and llm.generate(prompt_token_ids=[]) == []
     (both,) = llm.generate("its text", greedy(2), False, prompt_token_ids=[5, 6])
     assert (both.prompt, both.outputs[0].text) == ("its text", older[0].outputs[0].text)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: LoRARequest("a", 1, "p", load_inplace=True), "load_inplace.*remove_lora"),
+        (lambda: LoRARequest("a", 1, tensorizer_config_dict={"a": 1}), "tensorizer_config_dict"),
+        (lambda: LoRARequest("a", 1, "p", lora_paths="q"), "Did you mean 'lora_path'"),
+        (lambda: PoolingParams(step_tag_id=3), "step_tag_id.*heads"),
+        (lambda: PoolingParams(activation=False).check(), "use_activation=False"),
+        (lambda: SamplingParams(num_beams=2), "beam_search"),
+        (lambda: SamplingParams(response_format={"type": "json_object"}), "structured_outputs"),
+        (lambda: SamplingParams(stop_reason=None), "Leave it out"),
+    ],
+)
+def test_fields_that_are_not_there_are_refused_by_name(make, told):
+    with pytest.raises(ParameterError, match=told):
+        make()
+
+
+def test_fields_of_vllm_that_ask_for_nothing_are_taken():
+    plain = LoRARequest("a", 1, "p")
+    more = {"base_model_name": "m", "load_inplace": False, "tensorizer_config_dict": None}
+    assert LoRARequest("a", 1, "p", **more) == plain == LoRARequest("a", 1, lora_local_path="p")
+    assert (plain.name, plain.adapter_id, plain.path) == ("a", 1, "p")
+    assert PoolingParams(output_kind=RequestOutputKind.FINAL_ONLY, softmax=None) == PoolingParams()
+    assert GuidedDecodingParams.from_optional(json=None, choice=["a"], backend=None).choice == ["a"]
+    assert GuidedDecodingParams.from_optional(backend="xgrammar") is None
 
 
 def test_the_model_and_its_worker(llm, tmp_path):
@@ -327,7 +358,10 @@ def test_an_engine_by_hand(tiny):
     engine.add_request("a", "The mill", greedy(5))
     engine.add_request("b", {"prompt_token_ids": [5, 6]}, SamplingParams(n=2, max_tokens=3, seed=1))
     with pytest.raises(ParameterError, match="in use"):
-        engine.add_request("a", "again")
+        engine.add_request("a", "again", None, None, None, prompt_text=None, trace_headers={}, priority=0)
+    for given in ({"arrival_time": 1.0}, {"tokenization_kwargs": {"a": 1}}, {"prompt_adapter_request": 3}):
+        with pytest.raises(ParameterError, match=next(iter(given))):
+            engine.add_request("c", "again", **given)
     finished, seen = {}, 0
     while engine.has_unfinished_requests():
         for output in engine.step():

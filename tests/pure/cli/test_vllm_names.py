@@ -15,8 +15,8 @@ from tokenmill.cli.verbs import app
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options, make_config, make_server_config, without_secrets
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams
-from tokenmill.core.sampling_names import HARMLESS, REFUSED
 from tokenmill.core.vllm_arguments import ENGINE, SERVER, SWITCHES
+from tokenmill.core.vllm_fields import SAMPLING
 
 EXPORTED = {
     "LLM", "LLMEngine", "AsyncLLMEngine", "EngineArgs", "AsyncEngineArgs", "SamplingParams", "PoolingParams",
@@ -60,7 +60,8 @@ def test_fields(name):
         assert SamplingParams(**{name: None}) == SamplingParams()
         with pytest.raises(ParameterError, match=name):
             SamplingParams(**{name: {"a": 1}})
-    assert len([name in one for one in (SamplingParams.__struct_fields__, HARMLESS, REFUSED) if name in one]) <= 1
+    lists = (SamplingParams.__struct_fields__, SAMPLING.harmless, SAMPLING.refused)
+    assert len([name in one for one in lists if name in one]) <= 1
 
 
 def test_every_flag_is_on_one_list():
