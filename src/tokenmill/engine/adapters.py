@@ -17,6 +17,7 @@ from tokenmill.core.config import AdapterOptions
 from tokenmill.core.errors import NotHereError, ParameterError, UserError, shown
 from tokenmill.core.execution import Executor
 from tokenmill.core.params import LoRARequest
+from tokenmill.core.request import check_integer
 from tokenmill.engine.adapter_names import check_name, located, read_modules
 from tokenmill.scheduler.scheduler import Scheduler
 
@@ -133,6 +134,7 @@ class AdapterDesk:
                 f"lora_request must be a LoRARequest(name, id, path), not {type(request).__name__}.",
                 param="lora_request",
             )
+        check_integer("lora_int_id", request.lora_int_id, 1, 2**63 - 1)
         if not isinstance(request.lora_path, str) or not request.lora_path:
             raise ParameterError(
                 f"lora_path must be the adapter's PEFT folder or GGUF file, got {shown(request.lora_path)}.",
@@ -149,7 +151,7 @@ class AdapterDesk:
 
     def remove_given(self, given: int) -> bool:
         """Remove an adapter by vLLM's number; False: there was none."""
-        names = [entry.name for entry in self.names.values() if entry.given == given]
+        names = [entry.name for entry in self.names.values() if given and entry.given == given]
         return len([name for name in names if self.remove(name)]) > 0
 
     def list_given(self) -> set[int]:

@@ -212,6 +212,8 @@ def test_calls_that_make_no_sense(llm: LLM, base: Path, adapters: dict[str, Path
         ({"lora_request": [one, one]}, "1 prompts but 2 adapters"),
         ({"lora_request": LoRARequest("other", 1, "/no/such/folder")}, "no such adapter"),
         ({"lora_request": LoRARequest("other", 1, "")}, "lora_path must be"),
+        ({"lora_request": LoRARequest("other", "1", "x")}, "lora_int_id must be an integer, got '1'"),
+        ({"lora_request": LoRARequest("other", 0, "x")}, "lora_int_id must be in"),
     ):
         with pytest.raises(UserError, match=words):
             llm.generate("x", greedy(1), False, **given)
@@ -228,7 +230,7 @@ def test_adapters_are_listed_and_removed(base: Path, adapters: dict[str, Path]) 
         assert engine.add_lora(LoRARequest("a3", 33, str(adapters["a3"])))
         assert engine.list_loras() == {33}
         assert engine.remove_lora(33) and not engine.remove_lora(33)
-        assert engine.list_loras() == set()
+        assert engine.list_loras() == set() and not engine.remove_lora(0)
         assert llm.built.adapters.names.keys() == {"a1", "a2"}
         again = LoRARequest("a3", 34, str(adapters["a4"]))
         llm.generate("x", greedy(1), False, lora_request=again)
