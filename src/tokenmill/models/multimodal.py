@@ -106,6 +106,8 @@ class Outer:
     """The key of the object that holds the text part's config, if it is one of several parts with words."""
     flat: bool = False
     """Older files have the text part's keys beside the architecture's own."""
+    absent: Mapping[str, Any] = field(default_factory=dict)
+    """What it takes for keys that its text part lacks, where this differs from the kind's defaults."""
 
 
 OUTERS: dict[str, Outer] = {
@@ -156,10 +158,13 @@ OUTERS: dict[str, Outer] = {
     "Ovis2ForConditionalGeneration": Outer("ovis2", "qwen2"),
     "PerceptionLMForConditionalGeneration": Outer("perception_lm", "llama"),
     "VideoLlama3ForConditionalGeneration": Outer("video_llama_3", "qwen2"),
-    "GlmAsrForConditionalGeneration": Outer("glmasr", "llama"),
+    "GlmAsrForConditionalGeneration": Outer("glmasr", "llama", absent=_sizes(
+        59264, 2048, 6144, 28, 16, num_key_value_heads=4, max_position_embeddings=8192, rms_norm_eps=1e-5)),
     # What it was trained with for sound alone lies in a file of its own.
     "GraniteSpeechForConditionalGeneration": Outer("granite_speech", "granite", ("window_size",)),
     "Qwen2AudioForConditionalGeneration": Outer("qwen2_audio", "qwen2"),
     "Qwen3ASRForConditionalGeneration": Outer("qwen3_asr", "qwen3"),
-    "VoxtralForConditionalGeneration": Outer("voxtral", "llama"),
+    "VoxtralForConditionalGeneration": Outer("voxtral", "llama", absent=_sizes(
+        131072, 3072, 8192, 30, 32, num_key_value_heads=8, head_dim=128, max_position_embeddings=131072,
+        rms_norm_eps=1e-5, rope_theta=1e8)),
 }  # fmt: skip

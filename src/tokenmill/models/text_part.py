@@ -58,6 +58,7 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
         inner = {key: value for key, value in config.items() if key not in OUTER_KEYS}
     if not isinstance(inner, Mapping):
         raise ModelError(f"config.json: {name} needs an object 'text_config', not {shown(inner)}.")
+    inner = {**outer.absent, **inner}
     kind = inner.get("model_type") or outer.text
     text = TEXTS.get(kind) if isinstance(kind, str) else None
     if text is None:

@@ -185,9 +185,23 @@ def test_factors_on_logits_count_where_transformers_leaves_them_out(tmp_path: Pa
 def test_absent_keys_mean_what_transformers_takes_them_for(kind: str) -> None:
     outer = next(name for name, one in OUTERS.items() if one.text == kind or kind not in
                  {two.text for two in OUTERS.values()})  # fmt: skip
-    said = text_part({"architectures": [outer], "text_config": {"model_type": kind}})
+    same_defaults({"architectures": [outer], "text_config": {"model_type": kind}}, kind,
+                  hf.CONFIG_MAPPING[SAME.get(kind, kind)]().to_dict())  # fmt: skip
+
+
+OWN = {name: f"{name.removesuffix('ForConditionalGeneration')}Config" for name in OUTERS}
+
+
+@pytest.mark.parametrize("outer", [name for name, kind in OWN.items() if hasattr(hf, kind) and not OUTERS[name].within])
+def test_an_architecture_has_its_own_idea_of_absent_keys(outer: str) -> None:
+    inner = getattr(hf, OWN[outer])(text_config={"model_type": OUTERS[outer].text}).text_config
+    same_defaults({"architectures": [outer], "text_config": {}}, OUTERS[outer].text, inner.to_dict())
+
+
+def same_defaults(config: dict[str, Any], kind: str, wanted: dict[str, Any]) -> None:
+    """What this config's text part has for absent keys is what Transformers' class has."""
+    said = text_part(config)
     found = complete(said, TEXTS[kind].architecture)
-    wanted = hf.CONFIG_MAPPING[SAME.get(kind, kind)]().to_dict()
     wanted["partial_rotary_factor"] = (wanted.get("rope_parameters") or {}).get("partial_rotary_factor")
     wanted["rope_theta"] = (wanted.get("rope_parameters") or {}).get("rope_theta")
     assert said["model_type"] == FIELDS[TEXTS[kind].architecture].model_type
