@@ -4,6 +4,7 @@ machine instructions that a GPU finds entries with, one by one."""
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from tokenmill.compute.matrix import StoredMatrix  # noqa: E402
 from tokenmill.kernels.grid import whole_entries  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.quantised import codes, narrow_stream  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow import PACKERS, NarrowMatrix  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_gemv import narrow_gemv, spread_rows  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_round import widened  # noqa: E402
 
@@ -233,3 +234,12 @@ def test_instructions_that_scale_what_they_find(half, table):
                 found = execute(narrow_stream._times(codes.integer_asm(4 * plane, half), 3, half), given)
             pair = torch.tensor([found[0]], dtype=torch.uint32).view(kind)
             assert torch.equal(pair, torch.tensor([every[plane], every[4 + plane]], dtype=kind) * scales)
+
+
+def test_a_form_of_its_own_needs_no_more_than_a_line_in_the_table(monkeypatch):
+    """docs/add-a-weight-format.md: what packs it is asked, and its product is its own."""
+    made = SimpleNamespace(product=lambda x: x @ torch.ones(4, 8).T)
+    monkeypatch.setitem(PACKERS, "of its own", lambda m: made)
+    kernels = TritonKernels()
+    assert kernels.pack(StoredMatrix("of its own", (4, 8), (), lambda: torch.ones(4, 8))) is made
+    assert kernels.product(torch.ones(2, 8), made).tolist() == [[8.0] * 4] * 2

@@ -24,6 +24,7 @@ from tokenmill.compute.forward import (
     Draws,
     ForwardContext,
     NormSpec,
+    Packed,
     Recurrence,
     RouteSpec,
     StoredMatrix,
@@ -178,7 +179,7 @@ class CpuKernels(ReferenceKernels):
         self.count("adapt")
         return found
 
-    def pack(self, matrix: StoredMatrix) -> PackedMatrix | None:
+    def pack(self, matrix: StoredMatrix) -> Packed | None:
         """The kinds that have a native layout (packed.py); None: this one has not."""
         make, bias = PACKERS.get(matrix.kind), matrix.bias
         if make is None or (bias is not None and bias.dtype not in TYPES):

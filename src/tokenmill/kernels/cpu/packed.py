@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
+from tokenmill.compute.forward import Packed
 from tokenmill.compute.matrix import StoredMatrix
 from tokenmill.kernels.fp8 import BLOCK
 from tokenmill.kernels.grid import FP4, whole_entries
@@ -268,7 +269,7 @@ _KINDS: dict[str, Format] = {
     "int2": "int2", "int3": "int3", "int4": "int4", "int5": "int5", "int6": "int6", "int8": "int8",
 }  # fmt: skip
 
-PACKERS: dict[str, Callable[[StoredMatrix], PackedMatrix | None]] = {
+PACKERS: dict[str, Callable[[StoredMatrix], Packed | None]] = {
     "dense": pack_numbers,
     **{kind + zeros: _integers for kind in _KINDS for zeros in ("", "-zeros")},
     "table": _table,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.adapters import AdapterSite, Delta
-from tokenmill.compute.forward import Act, NormSpec, StoredMatrix
+from tokenmill.compute.forward import Act, NormSpec, Packed, StoredMatrix
 from tokenmill.core.errors import UserError
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton.common import act_parts
@@ -293,7 +293,7 @@ class ProductKernels(ReferenceKernels):
         """As specified; unasked, 8 bits have one scale a row, which is what tensor cores multiply."""
         return super().quantise(weight, bits, group or (weight.shape[1] if bits == 8 else 0))
 
-    def pack(self, matrix: StoredMatrix) -> NarrowMatrix | PrunedMatrix | None:
+    def pack(self, matrix: StoredMatrix) -> Packed | None:
         """2:4 matrices (pruned/layout.py) and the kinds of 8 and 4 bits that have a layout (narrow.py); None: this one
         has not."""
         pruned = pack_here(matrix) if self.prunes else None
@@ -302,7 +302,7 @@ class ProductKernels(ReferenceKernels):
             return pruned
         make = PACKERS.get(matrix.kind)
         found = None if make is None else make(matrix)
-        if found is not None and found.group and not found.blocks and found.row_steps is None:
+        if isinstance(found, NarrowMatrix) and found.group and not found.blocks and found.row_steps is None:
             self.packed.add(found)
             if self.widened_type is not None:
                 found.widened = widened(found, self.widened_type, pdl=False)

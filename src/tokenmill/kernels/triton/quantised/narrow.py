@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokenmill.compute.forward import Packed
 from tokenmill.compute.matrix import StoredMatrix
 from tokenmill.kernels.grid import whole_entries
 from tokenmill.kernels.triton.common import has_fp8
@@ -215,7 +216,7 @@ def _float8(m: StoredMatrix) -> NarrowMatrix | None:
     return pack8(m.part("codes"), m.part("scales"), m.bias, blocks=m.kind == "fp8-blocks") if has_fp8() else None
 
 
-PACKERS: dict[str, Callable[[StoredMatrix], NarrowMatrix | None]] = {
+PACKERS: dict[str, Callable[[StoredMatrix], Packed | None]] = {
     "int8": _eight,
     "int4": _four,
     "int4-zeros": _four,
