@@ -160,7 +160,7 @@ def check_plain(stored: Tensor, name: str) -> None:
 
 def _check_factor(ckpt: Checkpoint, name: str, part: str) -> None:
     found = ckpt.tensor(f"{name}.{part}")
-    dtype, exponents = found.dtype, part in _EXPONENTS or (part == "scales" and _in_words(ckpt, f"{name}.weight"))
+    dtype, exponents = found.dtype, part in _EXPONENTS or (part == "scales" and _is_floats_of_mlx(ckpt, name))
     whole = part == "_weight_zero_point" or (part == "weight.absmax" and ckpt.has(f"{name}.weight.nested_absmax"))
     if not dtype.is_floating_point and not whole and not (exponents and dtype == torch.uint8):
         raise ModelError(f"'{name}.{part}' must hold floats, not {str(dtype).removeprefix('torch.')}.")
@@ -168,9 +168,11 @@ def _check_factor(ckpt: Checkpoint, name: str, part: str) -> None:
         raise ModelError(f"'{name}.{part}' holds infinities or NaN, which are not numbers: the file is damaged.")
 
 
-def _in_words(ckpt: Checkpoint, full: str) -> bool:
-    """Does this tensor hold words as MLX writes them? Then each scale may be a byte."""
-    return ckpt.has(full) and ckpt.shape(full) is not None and ckpt.tensor(full).dtype == torch.uint32
+def _is_floats_of_mlx(ckpt: Checkpoint, name: str) -> bool:
+    """Does the matrix hold words as MLX writes them, without offsets? Then each scale may be a byte."""
+    full = f"{name}.weight"
+    words = ckpt.has(full) and ckpt.shape(full) is not None and ckpt.tensor(full).dtype == torch.uint32
+    return words and not any(ckpt.has(f"{name}.{offsets}") for offsets in ("biases", "qbiases"))
 
 
 def _all_numbers(found: Tensor, exponents: bool) -> bool:

@@ -119,6 +119,7 @@ OTHERS: dict[str, tuple[Any, str, Any, str]] = {
     "a whole number as the scale of BitNet": (
         FORMS["bitnet"][0], "weight_scale", lambda t: torch.full((1,), 3, dtype=torch.uint8), "must be a float",
     ),
+    "bytes as scales of MLX's integers": (FORMS["mlx 4"][0], "scales", lambda t: t.to(torch.uint8), "must hold floats"),
     "one scale where each row has its own": (
         eight_asymmetric, "weight_scale", lambda t: t[:1], "config.json says one scale per channel",
     ),
