@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,7 @@ class ModelAnswer(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = self.request
+        request.scope["state"]["began"] = time.monotonic()
         shared: ServerContext = request.app.state.context.shared
         fields = await peek_fields(shared, request) if len(shared.models.entries) > 1 else {}
         named = next(filter(None, (text_of(fields, name) for name in self.names)), None)
@@ -67,7 +69,7 @@ class ModelAnswer(Response):
         check_agreement(shared, request, entry, named)
         late = None if entry.state is State.READY else await late_stream(shared, request, fields, send)
         try:
-            async with holding_model(shared, entry) as (entry, context):
+            async with holding_model(shared, entry, seconds_of(fields)) as (entry, context):
                 request.scope["state"]["entry"] = entry
                 if late is not None:
                     await late.stop()
@@ -93,17 +95,21 @@ class ModelAnswer(Response):
 @contextlib.asynccontextmanager
 async def asked_model(shared: ServerContext, request: Request) -> AsyncIterator[Context]:
     """The context of the model that a WebSocket message names. The model stays loaded inside this context."""
+    request.scope["state"]["began"] = time.monotonic()
     fields = await peek_fields(shared, request) if len(shared.models.entries) > 1 else {}
-    async with holding_model(shared, find_entry(shared, request, text_of(fields, "model"))) as (_, context):
+    entry = find_entry(shared, request, text_of(fields, "model"))
+    async with holding_model(shared, entry, seconds_of(fields)) as (_, context):
         yield context
 
 
 @contextlib.asynccontextmanager
-async def holding_model(shared: ServerContext, entry: Entry[Model]) -> AsyncIterator[tuple[Entry[Model], Context]]:
+async def holding_model(
+    shared: ServerContext, entry: Entry[Model], seconds: float | None = None
+) -> AsyncIterator[tuple[Entry[Model], Context]]:
     """A model's entry and its context, once it is loaded. The model stays loaded inside it. Refusals are raised in the
-    form that clients see."""
+    form that clients see. `seconds`: the request's own deadline."""
     try:
-        async with asyncio.timeout(shared.config.patience.request_timeout or None):
+        async with asyncio.timeout(seconds or shared.config.patience.request_timeout or None):
             entry, unit = await _enter(shared, entry)
     except UnreadyError as error:
         shared.metrics.reject("model")
@@ -147,6 +153,15 @@ def text_of(fields: Mapping[str, msgspec.Raw], name: str) -> str | None:
         return msgspec.json.decode(fields[name], type=str)
     except (KeyError, msgspec.MsgspecError, ValueError):  # the text may not be UTF-8
         return None
+
+
+def seconds_of(fields: Mapping[str, msgspec.Raw]) -> float | None:
+    """The request's own deadline. None: it has none, or one that its handler refuses."""
+    try:
+        found = msgspec.json.decode(fields["timeout"], type=float)
+    except (KeyError, msgspec.MsgspecError, ValueError):
+        return None
+    return found if found > 0 else None
 
 
 def find_entry(shared: ServerContext, request: Request, named: str | None) -> Entry[Model]:

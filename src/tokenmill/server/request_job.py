@@ -111,7 +111,7 @@ class Job:
         self.record: Record | None = None
         self.called: str | None = None
         """The id in the answer, if it is not the name of the work."""
-        self.began = time.monotonic()
+        self.asked = self.began = time.monotonic()
         self.inbox = DeltaStream(tenant)
         self.tasks: dict[str, PromptTask] = {}
         self.deadline: float | None = None
@@ -136,7 +136,7 @@ class Job:
 
     def set_deadline(self, seconds: float | None) -> None:
         """End the job this long after its request came in."""
-        self.deadline = None if not seconds else self.began + seconds
+        self.deadline = None if not seconds else self.asked + seconds
 
     def _in_time(self) -> asyncio.Timeout:
         """For whatever waits: raises TimeoutError at the deadline."""

@@ -178,6 +178,7 @@ class Work:
 
     async def __aenter__(self) -> Work:
         self.job = Job(self.context, tenant(self.request))
+        self.job.asked = self.request.scope["state"].get("began", self.job.asked)  # it may have waited for its model
         self.job.adapter = self.context.adapter_of(named_in_address(self.request))
         self.on_gone.add(self.job.abandon)
         return self

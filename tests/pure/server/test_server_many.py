@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tokenmill.server.access import Rights, digest, shown_key
 from tokenmill.server.bodies import Parcel
 from tokenmill.server.errors import HttpError
 from tokenmill.server.many_models.entry import Spec, State
+from tokenmill.server.request_job import Job
 
 build = shared_build
 
@@ -213,6 +215,35 @@ async def test_requests_that_wait_for_a_model_get_it_when_it_is_made_again(build
     assert answer.status_code == 200 and answer.json()["response"] == SAYS["blue"]
     await going
     assert city.entry("blue") is not old and city.entry("blue").life.keep == 7 and city.entry("blue").life.open == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
+async def test_a_deadline_holds_while_a_model_loads(build: Any, path: str) -> None:
+    city = build(held_up=True)
+    body = {"model": "blue", "prompt": "x"} if path == "/v1/completions" else {"model": "blue", "input": "x"}
+    answer = await asyncio.wait_for(city.post(path, {**body, "timeout": 0.1}), 30)
+    assert answer.status_code == 408 and answer.json()["error"]["param"] == "timeout"
+    city.gate.set()
+    assert (await city.post(path, {**body, "timeout": -1})).status_code == 400
+
+
+async def test_the_wait_for_a_model_counts_for_the_deadline(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    city = build(held_up=True)
+    jobs: list[Job] = []
+    inner = Job.set_deadline
+
+    def dated(job: Job, seconds: float | None) -> None:
+        jobs.append(job)
+        inner(job, seconds)
+
+    monkeypatch.setattr(Job, "set_deadline", dated)
+    body = {"model": "blue", "prompt": "x", "timeout": 60}
+    waiting = asyncio.ensure_future(city.post("/v1/completions", body))
+    await until(lambda: city.entry("blue").state is State.LOADING)
+    loading = time.monotonic()
+    city.gate.set()
+    assert (await waiting).status_code == 200
+    assert [job.deadline is not None and job.deadline <= loading + 60 for job in jobs] == [True]
 
 
 async def test_what_does_not_fit_is_507_and_what_cannot_go_is_503(build: Any) -> None:
