@@ -77,7 +77,9 @@ FIELDS: tuple[str, ...] = (
     "flat_logprobs", "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "logits_processors",
     "include_stop_str_in_output", "truncate_prompt_tokens", "output_kind", "skip_clone", "structured_outputs",
     "guided_decoding", "logit_bias", "allowed_token_ids", "extra_args", "bad_words", "skip_reading_prefix_cache",
-    "thinking_token_budget", "repetition_detection", "use_beam_search", "length_penalty", "early_stopping",
+    "thinking_token_budget", "repetition_detection", "logprob_token_ids", "prompt_logprob_token_ids",
+    "prompt_logprob_start", "stream_interval", "routed_experts_prompt_start", "trace_decode_token_ids",
+    "use_beam_search", "length_penalty", "early_stopping",
 )  # fmt: skip
 """Of `vllm.SamplingParams`, older ones too."""
 
@@ -93,26 +95,28 @@ _FLAGS = """
     model runner convert task tokenizer tokenizer-mode trust-remote-code dtype seed hf-config-path
     allowed-local-media-path allowed-media-domains revision code-revision rope-scaling rope-theta rope-parameters
     tokenizer-revision max-model-len quantization enforce-eager max-seq-len-to-capture max-logprobs logprobs-mode
-    disable-sliding-window disable-cascade-attn skip-tokenizer-init enable-prompt-embeds served-model-name
-    config-format hf-token hf-overrides pooler-config override-pooler-config logits-processor-pattern
-    generation-config override-generation-config enable-sleep-mode model-impl override-attention-dtype
-    logits-processors io-processor-plugin enable-return-routed-experts renderer-num-workers load-format download-dir
+    disable-sliding-window disable-cascade-attn skip-tokenizer-init enable-prompt-embeds served-model-name config-format
+    hf-token hf-overrides pooler-config override-pooler-config logits-processor-pattern generation-config
+    override-generation-config enable-sleep-mode model-impl override-attention-dtype logits-processors
+    io-processor-plugin enable-return-routed-experts renderer-num-workers load-format download-dir
     safetensors-load-strategy model-loader-extra-config ignore-patterns use-tqdm-on-load pt-load-map-location
     reasoning-parser reasoning-parser-plugin guided-decoding-backend guided-decoding-disable-fallback
     guided-decoding-disable-any-whitespace guided-decoding-disable-additional-properties structured-outputs-config
     distributed-executor-backend pipeline-parallel-size tensor-parallel-size decode-context-parallel-size
     prefill-context-parallel-size dcp-kv-cache-interleave-size data-parallel-size data-parallel-rank
-    data-parallel-start-rank data-parallel-size-local data-parallel-address data-parallel-rpc-port
-    data-parallel-backend data-parallel-hybrid-lb data-parallel-external-lb enable-expert-parallel all2all-backend
-    enable-dbo ubatch-size dbo-decode-token-threshold dbo-prefill-token-threshold disable-nccl-for-dp-synchronization
-    enable-eplb eplb-config num-redundant-experts eplb-window-size eplb-step-interval eplb-log-balancedness
-    expert-placement-strategy max-parallel-loading-workers ray-workers-use-nsight disable-custom-all-reduce worker-cls
-    worker-extension-cls nnodes node-rank master-addr master-port block-size gpu-memory-utilization
+    data-parallel-start-rank data-parallel-size-local data-parallel-address data-parallel-rpc-port data-parallel-backend
+    data-parallel-hybrid-lb data-parallel-external-lb enable-expert-parallel all2all-backend enable-dbo ubatch-size
+    dbo-decode-token-threshold dbo-prefill-token-threshold disable-nccl-for-dp-synchronization enable-eplb eplb-config
+    num-redundant-experts eplb-window-size eplb-step-interval eplb-log-balancedness expert-placement-strategy
+    enable-elastic-ep distributed-timeout-seconds dcp-comm-backend cp-kv-cache-interleave-size
+    allow-deprecated-quantization max-parallel-loading-workers ray-workers-use-nsight disable-custom-all-reduce
+    worker-cls worker-extension-cls nnodes node-rank master-addr master-port block-size gpu-memory-utilization
     kv-cache-memory-bytes swap-space kv-cache-dtype num-gpu-blocks-override enable-prefix-caching
-    prefix-caching-hash-algo cpu-offload-gb calculate-kv-scales kv-cache-dtype-skip-layers kv-sharing-fast-prefill
+    prefix-caching-hash-algo cpu-offload-gb cpu-offload-params offload-backend offload-group-size offload-num-in-group
+    offload-prefetch-step offload-params calculate-kv-scales kv-cache-dtype-skip-layers kv-sharing-fast-prefill
     mamba-cache-dtype mamba-ssm-cache-dtype mamba-block-size mamba-cache-mode kv-offloading-size kv-offloading-backend
-    limit-mm-per-prompt enable-mm-embeds interleave-mm-strings media-io-kwargs mm-processor-kwargs
-    mm-processor-cache-gb disable-mm-preprocessor-cache mm-processor-cache-type mm-shm-cache-max-object-size-mb
+    limit-mm-per-prompt enable-mm-embeds interleave-mm-strings media-io-kwargs mm-processor-kwargs mm-processor-cache-gb
+    disable-mm-preprocessor-cache mm-processor-cache-type mm-shm-cache-max-object-size-mb mm-encoder-only
     mm-encoder-tp-mode mm-encoder-attn-backend skip-mm-profiling video-pruning-rate language-model-only
     disable-chunked-mm-input enable-multimodal-encoder-data-parallel enable-lora enable-lora-bias max-loras
     max-lora-rank lora-extra-vocab-size lora-dtype max-cpu-loras fully-sharded-loras default-mm-loras
@@ -123,18 +127,19 @@ _FLAGS = """
     scheduling-policy enable-chunked-prefill scheduler-cls disable-hybrid-kv-cache-manager async-scheduling
     stream-interval scheduler-reserve-full-isl compilation-config cudagraph-capture-sizes cuda-graph-sizes
     max-cudagraph-capture-size speculative-config kv-transfer-config kv-events-config ec-transfer-config
-    additional-config attention-backend attention-config kernel-config moe-backend optimization-level performance-mode
-    profiler-config weight-transfer-config disable-log-stats aggregate-engine-logging fail-on-environ-validation
-    enable-log-requests disable-log-requests host port uds uvicorn-log-level disable-uvicorn-access-log
-    disable-access-log-for-endpoints allow-credentials allowed-origins allowed-methods allowed-headers api-key
-    lora-modules chat-template chat-template-content-format trust-request-chat-template default-chat-template-kwargs
-    response-role ssl-keyfile ssl-certfile ssl-ca-certs enable-ssl-refresh ssl-cert-reqs ssl-ciphers root-path
-    middleware return-tokens-as-token-ids disable-frontend-multiprocessing enable-request-id-headers
-    enable-auto-tool-choice exclude-tools-when-tool-choice-none tool-call-parser tool-parser-plugin tool-server
-    log-config-file max-log-len disable-fastapi-docs enable-prompt-tokens-details enable-server-load-tracking
-    enable-force-include-usage enable-tokenizer-info-endpoint enable-log-outputs enable-log-deltas log-error-stack
-    h11-max-incomplete-event-size h11-max-header-count tokens-only enable-offline-docs headless api-server-count
-    data-parallel-multi-port-external-lb grpc config
+    additional-config attention-backend attention-config kernel-config enable-flashinfer-autotune moe-backend
+    optimization-level performance-mode profiler-config weight-transfer-config disable-log-stats
+    aggregate-engine-logging fail-on-environ-validation enable-log-requests disable-log-requests host port uds
+    uvicorn-log-level disable-uvicorn-access-log disable-access-log-for-endpoints allow-credentials allowed-origins
+    allowed-methods allowed-headers api-key lora-modules chat-template chat-template-content-format
+    trust-request-chat-template default-chat-template-kwargs response-role ssl-keyfile ssl-certfile ssl-ca-certs
+    enable-ssl-refresh ssl-cert-reqs ssl-ciphers root-path middleware return-tokens-as-token-ids
+    disable-frontend-multiprocessing enable-request-id-headers enable-auto-tool-choice
+    exclude-tools-when-tool-choice-none tool-call-parser tool-parser-plugin tool-server log-config-file max-log-len
+    disable-fastapi-docs enable-prompt-tokens-details enable-server-load-tracking enable-force-include-usage
+    enable-tokenizer-info-endpoint enable-log-outputs enable-log-deltas log-error-stack h11-max-incomplete-event-size
+    h11-max-header-count tokens-only enable-offline-docs headless api-server-count data-parallel-multi-port-external-lb
+    grpc config
     """
 FLAGS: tuple[str, ...] = tuple(_FLAGS.split())
 """Of `vllm serve`, older ones too."""

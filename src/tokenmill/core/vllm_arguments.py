@@ -36,6 +36,7 @@ SWITCHES = frozenset(
         ),
         *("guided_decoding_disable_any_whitespace", "guided_decoding_disable_fallback", "headless", "log_error_stack"),
         *("interleave_mm_strings", "kv_cache_metrics", "language_model_only", "multi_step_stream_outputs"),
+        *("allow_deprecated_quantization", "enable_elastic_ep", "enable_flashinfer_autotune", "mm_encoder_only"),
         *("ray_workers_use_nsight", "return_tokens_as_token_ids", "skip_mm_profiling", "tokens_only"),
         *("use_tqdm_on_load", "use_v2_block_manager", "fail_on_environ_validation", "scheduler_reserve_full_isl"),
         "grpc",
@@ -60,7 +61,8 @@ class Other:
         """Would this value have an effect?"""
         if self.harmless or value is None:
             return False
-        return not any(type(value) is type(each) and value == each for each in (False, "", 0, 0.0, *self.neutral))
+        empty: tuple[Any, ...] = (False, "", 0, 0.0, {}, [], (), set())
+        return not any(type(value) is type(each) and value == each for each in (*empty, *self.neutral))
 
 
 def _harmless(why: str, *names: str) -> dict[str, Other]:
@@ -81,7 +83,7 @@ ENGINE: Mapping[str, Other] = {
         *("num_lookahead_slots", "scheduler_delay_factor", "num_scheduler_steps", "multi_step_stream_outputs"),
         *("stream_interval", "use_v2_block_manager", "prefix_caching_hash_algo", "disable_cascade_attn"),
         *("disable_hybrid_kv_cache_manager", "kv_sharing_fast_prefill", "scheduler_reserve_full_isl"),
-        *("attention_backend", "attention_config", "kernel_config", "moe_backend"),
+        *("attention_backend", "attention_config", "kernel_config", "moe_backend", "enable_flashinfer_autotune"),
         *("tokenizer_pool_size", "tokenizer_pool_type", "tokenizer_pool_extra_config", "renderer_num_workers"),
         *("max_parallel_loading_workers", "safetensors_load_strategy", "pt_load_map_location"),
     ),
@@ -89,14 +91,16 @@ ENGINE: Mapping[str, Other] = {
         "how ranks exchange what they compute is settled by itself",
         *("disable_custom_all_reduce", "disable_nccl_for_dp_synchronization", "all2all_backend"),
         *("expert_placement_strategy", "dbo_decode_token_threshold", "dbo_prefill_token_threshold"),
-        *("ubatch_size", "enable_dbo", "dcp_kv_cache_interleave_size"),
+        *("ubatch_size", "enable_dbo", "dcp_kv_cache_interleave_size", "cp_kv_cache_interleave_size"),
+        *("dcp_comm_backend", "distributed_timeout_seconds"),
         *("data_parallel_backend", "ray_workers_use_nsight"),
     ),
     **_harmless("a bar is shown only on a terminal", "use_tqdm_on_load"),
     **_harmless("prompts and answers are never logged", "disable_log_requests", "aggregate_engine_logging"),
     **_harmless("which numbers are shown does not change them", "show_hidden_metrics_for_version", "kv_cache_metrics",
                 "kv_cache_metrics_sample", "cudagraph_metrics", "enable_mfu_metrics", "fail_on_environ_validation",
-                "enable_logging_iteration_details"),
+                "enable_logging_iteration_details", "enable_mm_processor_stats"),
+    **_harmless("what a file holds is read, however old its form", "allow_deprecated_quantization"),
     **_harmless("code of models is never run, so it has no revision", "code_revision"),
     **_harmless("it limits what is refused here: pictures, sound and video", "limit_mm_per_prompt",
                 "allowed_local_media_path", "allowed_media_domains", "media_io_kwargs", "mm_processor_cache_gb",
@@ -135,8 +139,11 @@ ENGINE: Mapping[str, Other] = {
                worker_cls=("auto",), worker_extension_cls=()),
     **_refused("prompt adapters are not built: LoRA adapters are (--enable-lora)", "enable_prompt_adapter",
                "prompt_adapters"),
-    **_refused("this engine reads text", "default_mm_loras"),
-    **_refused("weights stay on the device: --quantization makes them smaller", "cpu_offload_gb", "offload_config"),
+    **_refused("this engine reads text", "default_mm_loras", "mm_encoder_only"),
+    **_refused("weights stay on the device: --quantization makes them smaller", "cpu_offload_gb", "offload_config",
+               "cpu_offload_params", "offload_group_size", "offload_params", offload_backend=("auto",),
+               offload_num_in_group=(1,), offload_prefetch_step=(1,)),
+    **_refused("the number of engines is data_parallel_size, from the start", "enable_elastic_ep"),
     **_refused("keys and values stay on the device: --kv-cache-dtype makes them smaller", "kv_offloading_size",
                kv_offloading_backend=("native",)),
     **_refused("keys and values do not leave the engine", "kv_transfer_config", "kv_events_config",
@@ -231,11 +238,17 @@ LOAD_AS = frozenset({"gguf", "hf", "fastsafetensors", "runai_streamer"})
 """Values of `load_format` that say how files are read. They are not needed: it is detected."""
 
 
+UNSET = frozenset({"enable_prefix_caching", "enable_chunked_prefill"})
+"""Options that None leaves at their default."""
+
+
 def options_alone(given: Mapping[str, Any], others: Mapping[str, Other]) -> dict[str, Any]:
     """Our own options alone, in our spelling. Harmless names are dropped; a value that would be lost is refused."""
     kept: dict[str, Any] = {}
     for name, value in given.items():
         other = others.get(name)
+        if value is None and name in UNSET:
+            continue
         if other is None:
             kept[name] = _plain(name, value)
             if name == "quantization" and kept[name] is None and value is not None:

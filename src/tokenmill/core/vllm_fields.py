@@ -27,12 +27,19 @@ SAMPLING = Names(
     older={"guided_decoding": "structured_outputs"},
     harmless={
         "skip_clone": "only about speed: parameters are never changed, so none are copied",
+        "stream_interval": "only about speed: each step tells what it added",
         "flat_logprobs": "only about memory: log-probabilities come as one dict per token",
     },
     refused={
         "extra_args": "it is read by plugins, and there are none: give logits_processors=[f], whose f may hold "
         "anything",
         "repetition_detection": "ends at repetitions are not built: penalties prevent them",
+        **dict.fromkeys(
+            ("logprob_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start"),
+            "log-probabilities are told by rank: -1 as logprobs or prompt_logprobs asks for those of all tokens",
+        ),
+        "routed_experts_prompt_start": "experts' choices are not told",
+        "trace_decode_token_ids": "what an answer must be is said with structured_outputs, and score() rates a text",
         "prompt_adapter_request": "prompt adapters are not built",
     },
 )
@@ -40,14 +47,14 @@ _HEADS = "models with such heads are not built"
 OTHERS: Mapping[str, Names] = {
     "SamplingParams": SAMPLING,
     "PoolingParams": Names(
-        older={"activation": "use_activation"},
+        older={"activation": "use_activation", "softmax": "use_activation"},
         harmless={
             "output_kind": "a vector comes whole",
             "skip_reading_prefix_cache": "only about speed: a vector is the same with the cache and without",
             "requires_token_ids": "token ids are always there",
         },
         refused={
-            **dict.fromkeys(("softmax", "step_tag_id", "returned_token_ids", "late_interaction_params"), _HEADS),
+            **dict.fromkeys(("step_tag_id", "returned_token_ids", "late_interaction_params"), _HEADS),
             "extra_kwargs": "it is read by plugins, and there are none",
         },
     ),
@@ -87,6 +94,8 @@ def fields_alone(whose: str, given: Mapping[str, Any]) -> dict[str, Any]:
                 raise ParameterError(f"{whose}: {name!r} cannot be used: {names.refused[name]}.", param=name)
             continue
         ours = names.older.get(name, name)
+        if ours != name and value is None:
+            continue
         if ours in fields or (ours != name and given.get(ours) is not None):
             raise ParameterError(f"{name} is an older name of {ours}: give one of them.", param=name)
         fields[ours] = value

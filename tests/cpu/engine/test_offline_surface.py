@@ -329,7 +329,12 @@ def test_fields_of_vllm_that_ask_for_nothing_are_taken():
     more = {"base_model_name": "m", "load_inplace": False, "tensorizer_config_dict": None}
     assert LoRARequest("a", 1, "p", **more) == plain == LoRARequest("a", 1, lora_local_path="p")
     assert (plain.name, plain.adapter_id, plain.path) == ("a", 1, "p")
-    assert PoolingParams(output_kind=RequestOutputKind.FINAL_ONLY, softmax=None) == PoolingParams()
+    assert PoolingParams(output_kind=RequestOutputKind.FINAL_ONLY, softmax=None, activation=None) == PoolingParams()
+    assert (
+        SamplingParams(logprob_token_ids=None, guided_decoding=None, routed_experts_prompt_start=0) == SamplingParams()
+    )
+    given = {"enable_prefix_caching": None, "enable_chunked_prefill": None, "kv_cache_dtype_skip_layers": []}
+    assert EngineArgs(profiler_config={}, offload_num_in_group=1, **given).config() == EngineArgs().config()
     assert GuidedDecodingParams.from_optional(json=None, choice=["a"], backend=None).choice == ["a"]
     assert GuidedDecodingParams.from_optional(backend="xgrammar") is None
 
