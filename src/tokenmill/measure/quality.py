@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.config import CacheOptions
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import ParameterError, UserError, shown
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.text_file import lines_of, read_text_file
 from tokenmill.engine.loading import compute_dtype
@@ -172,16 +172,18 @@ def _figures(name: str, read: _Read, base: _Read | None, judged: Tensor, asked: 
 def read_tasks(path: Path) -> list[QualityTask]:
     """Read tasks from a file of JSON lines: {"prompt", "choices": [...], "answer": index} or {"prompt", "answer":
     text}."""
-    lines = [line for _, line in lines_of(read_text_file(path, "--tasks", MOST_TASK_CHARS))]
+    lines = list(lines_of(read_text_file(path, "--tasks", MOST_TASK_CHARS)))
     if not 0 < len(lines) <= MOST_TASKS:
         raise ParameterError(f"--tasks {path} has {len(lines)} lines; 1 to {MOST_TASKS} are taken.")
-    return [_task(path, number, line) for number, line in enumerate(lines, 1)]
+    return [_task(path, number, line) for number, line in lines]
 
 
 def _task(path: Path, number: int, line: str) -> QualityTask:
     try:
         entry = json.loads(line)
         prompt, answer, choices = entry["prompt"], entry["answer"], entry.get("choices")
+        if odd := sorted(entry.keys() - {"prompt", "choices", "answer"}):
+            raise ParameterError(f"--tasks {path}, line {number}: {shown(odd[0])} is no field of a task.")
         if isinstance(prompt, str) and isinstance(answer, str) and choices is None and answer.strip():
             return QualityTask(prompt, (), 0, answer)
         fits = isinstance(choices, list) and len(choices) > 1 and all(isinstance(c, str) and c for c in choices)
