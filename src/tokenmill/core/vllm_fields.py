@@ -65,7 +65,7 @@ OTHERS: Mapping[str, Names] = {
             "is_3d_lora_weight": "the file shows how experts are stored",
         },
         refused={
-            "load_inplace": "a name keeps its adapter: remove_lora() first, or choose another name",
+            "load_inplace": "a name keeps its adapter until it is removed: choose another name",
             "tensorizer_config_dict": "adapters are PEFT folders and GGUF files",
             "long_lora_max_len": "an adapter does not change how far the model reads",
         },

@@ -309,7 +309,7 @@ def test_what_rests_on_features_to_come_says_what_to_use(llm):
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: LoRARequest("a", 1, "p", load_inplace=True), "load_inplace.*remove_lora"),
+        (lambda: LoRARequest("a", 1, "p", load_inplace=True), "load_inplace.*another name"),
         (lambda: LoRARequest("a", 1, tensorizer_config_dict={"a": 1}), "tensorizer_config_dict"),
         (lambda: LoRARequest("a", 1, "p", lora_paths="q"), "Did you mean 'lora_path'"),
         (lambda: PoolingParams(step_tag_id=3), "step_tag_id.*heads"),
