@@ -136,9 +136,10 @@ def _deepseek2(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     found["rope_scaling"] = _latent_yarn(meta, found["max_position_embeddings"])
     sigmoid, biased = meta.whole("expert_gating_func", 1) == SIGMOID, some(tensors, "exp_probs_b.bias")
     normed = meta.flag("expert_weights_norm", False)
-    if sigmoid and biased and meta.arch == "deepseek2":
-        return {**found, "norm_topk_prob": normed}
-    if not sigmoid and not biased and (normed or meta.arch == "mistral4"):
+    if sigmoid and biased and meta.arch != "mistral4":
+        indexed = {} if meta.arch == "deepseek2" else _index(meta, found["num_hidden_layers"])
+        return {**found, **indexed, "norm_topk_prob": normed}
+    if not sigmoid and not biased and (meta.arch == "mistral4" or (normed and meta.arch == "deepseek2")):
         return _mistral4(meta, {**found, "norm_topk_prob": normed})
     if sigmoid or normed:
         raise meta.fail(
@@ -147,6 +148,22 @@ def _deepseek2(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     second = {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
     found["topk_method"] = "greedy" if found["n_group"] == 1 else "group_limited_greedy"
     return {**{name: value for name, value in found.items() if name != "rope_interleave"}, **second}
+
+
+def _index(meta: Meta, layers: int) -> Config:
+    """The index that chooses keys (DeepSeek V3.2, GLM-5). A list may say which layers have one of their own."""
+    found: Config = {"index_n_heads": meta.whole("attention.indexer.head_count"),
+                     "index_head_dim": meta.whole("attention.indexer.key_length"),
+                     "index_topk": meta.whole("attention.indexer.top_k"), "model_type": "deepseek_v32"}  # fmt: skip
+    own = meta.metadata.get(f"{meta.arch}.attention.indexer.types")
+    if meta.arch == "deepseek32":
+        if own is not None and not (isinstance(own, list) and all(own)):
+            raise meta.fail("deepseek32.attention.indexer.types must be true for each layer")
+        return found
+    if own is not None and (not isinstance(own, list) or len(own) < layers):
+        raise meta.fail(f"{meta.arch}.attention.indexer.types must have an entry for each of {layers} layers")
+    kinds = None if own is None else ["full" if one else "shared" for one in own[:layers]]
+    return {**found, "model_type": "glm_moe_dsa", "indexer_types": kinds}
 
 
 def _mistral4(meta: Meta, found: Config) -> Config:
@@ -404,6 +421,8 @@ def _period(meta: Meta, found: list[int], layers: int, what: str) -> tuple[int, 
 
 CONFIGS: dict[str, Callable[[Meta, Tensors, Factors], Config]] = {
     "deepseek2": _deepseek2,
+    "deepseek32": _deepseek2,
+    "glm-dsa": _deepseek2,
     "mistral4": _deepseek2,
     "falcon-h1": _falcon_h1,
     "gemma4": _gemma4,

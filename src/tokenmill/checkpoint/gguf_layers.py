@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenmill.checkpoint.gguf_file import TensorInfo
@@ -272,6 +272,11 @@ LAYERS |= {
 _LATENT = LAYERS["deepseek2"].parts
 LAYERS |= {
     "mistral4": LAYERS["deepseek2"],
+    **dict.fromkeys(("deepseek32", "glm-dsa"), replace(LAYERS["deepseek2"], parts={
+        **_LATENT, "indexer.attn_q_b.weight": "self_attn.indexer.wq_b.weight",
+        "indexer.attn_k.weight": "self_attn.indexer.wk.weight",
+        "indexer.proj.weight": "self_attn.indexer.weights_proj.weight",
+        **{f"indexer.k_norm.{end}": f"self_attn.indexer.k_norm.{end}" for end in ("weight", "bias")}})),
     "bitnet": Names({
         **attention(), **_BEFORE, **_AFTER_ATTENTION, **feed("mlp"), "ffn_sub_norm.weight": "mlp.ffn_sub_norm.weight",
         "attn_sub_norm.weight": "self_attn.attn_sub_norm.weight",

@@ -51,6 +51,8 @@ ARCHITECTURES = {
     "smollm3": "SmolLM3ForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
     "deepseek2": "DeepseekV3ForCausalLM",
+    "deepseek32": "DeepseekV32ForCausalLM",
+    "glm-dsa": "GlmMoeDsaForCausalLM",
     "falcon-h1": "FalconH1ForCausalLM",
     "gemma4": "Gemma4ForCausalLM",
     "glm4moe": "Glm4MoeForCausalLM",

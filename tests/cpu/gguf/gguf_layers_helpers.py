@@ -25,6 +25,7 @@ DEEPSEEK: C = {**BASE, "num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_he
                "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}  # fmt: skip
 LATENT_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0,
                "mscale": 0.7, "mscale_all_dim": 0.7, "beta_fast": 32.0, "beta_slow": 1.0}  # fmt: skip
+INDEX: C = {"q_lora_rank": 40, "index_n_heads": 16, "index_head_dim": 24, "index_topk": 12}
 DELTA: C = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8,
             "linear_value_head_dim": 12, "rms_norm_eps": 1e-3}  # fmt: skip
 MIX: C = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -48,6 +49,11 @@ CASES: dict[str, tuple[str, Any]] = {
     "mistral4": ("MISTRAL4", hf.Mistral4Config(
         **{**DEEPSEEK, "first_k_dense_replace": 0}, **NO_IDS, q_lora_rank=40, n_group=1, topk_group=1,
         norm_topk_prob=True, rope_parameters={**LATENT_YARN, "llama_4_scaling_beta": 0.5})),
+    "glm-dsa": ("GLM_DSA", hf.GlmMoeDsaConfig(
+        **DEEPSEEK, **INDEX, n_group=1, topk_group=1, norm_topk_prob=True, rope_parameters=LATENT_YARN,
+        indexer_types=["full", "shared", "full", "full"])),
+    "deepseek32": ("DEEPSEEK32", hf.DeepseekV32Config(
+        **DEEPSEEK, **INDEX, n_group=4, topk_group=2, norm_topk_prob=True, rope_parameters=LATENT_YARN)),
     "qwen3next": ("QWEN3NEXT", hf.Qwen3NextConfig(
         **BASE, **DELTA, **MIX, head_dim=16, shared_expert_intermediate_size=40, norm_topk_prob=True,
         layer_types=["linear_attention"] * 3 + ["full_attention"])),
@@ -216,8 +222,9 @@ def plain(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
 
 CHANGES: dict[str, Callable[[str, Tensor, C], dict[str, Tensor]]] = {
     **dict.fromkeys(("GLM4", "QWEN2MOE", "QWEN2VL", "QWEN3VL", "QWEN3VLMOE"), plain),
-    **dict.fromkeys(("GLM4_MOE", "DEEPSEEK2", "LFM2", "LFM2MOE"), bias), "QWEN3NEXT": delta, "GEMMA4": gemma,
-    "MISTRAL4": together, "GRANITE_HYBRID": granite, "FALCON_H1": falcon, "NEMOTRON_H": woven, "NEMOTRON_H_MOE": woven,
+    **dict.fromkeys(("GLM4_MOE", "DEEPSEEK2", "DEEPSEEK32", "GLM_DSA", "LFM2", "LFM2MOE"), bias),
+    "QWEN3NEXT": delta, "GEMMA4": gemma, "MISTRAL4": together,
+    "GRANITE_HYBRID": granite, "FALCON_H1": falcon, "NEMOTRON_H": woven, "NEMOTRON_H_MOE": woven,
     "MAMBA": states, "MAMBA2": second_states, "JAMBA": states,
 }  # fmt: skip
 
@@ -253,11 +260,12 @@ def write(
     change: Callable[[str, Tensor, C], dict[str, Tensor]] | None = None,
 ) -> None:
     """kind: F32, Q8_0, or F32 with the numbers that Q8_0 makes of them (rounded); more: further keys."""
-    which = getattr(gguf.MODEL_ARCH, arch)
+    which = getattr(gguf.MODEL_ARCH, "GLM_DSA" if arch == "DEEPSEEK32" else arch)  # older libraries lack its name
     layers = c.get("num_hidden_layers") or len(c["layers_block_type"])
     names = gguf.get_tensor_name_map(which, layers)
-    out = gguf.GGUFWriter(str(path), gguf.MODEL_ARCH_NAMES[which])
-    metadata(out, gguf.MODEL_ARCH_NAMES[which], c, layers, more or {})
+    said = "deepseek32" if arch == "DEEPSEEK32" else gguf.MODEL_ARCH_NAMES[which]
+    out = gguf.GGUFWriter(str(path), said)
+    metadata(out, said, c, layers, more or {})
     for name, x in stacked(tensors, c).items():
         if name == "lm_head.weight" and c.get("tie_word_embeddings"):
             continue
@@ -331,7 +339,7 @@ def metadata(out: Any, arch: str, c: C, layers: int, more: C) -> None:
     if arch == "lfm2":
         keys["feed_forward_length"] = lfm2_width(c)
     space(keys, c, arch)
-    if arch in ("deepseek2", "mistral4"):
+    if arch in ("deepseek2", "deepseek32", "glm-dsa", "mistral4"):
         latent_keys(keys, c)
     if arch == "gemma4":
         gemma_keys(keys, c, layers)
@@ -376,7 +384,17 @@ def latent_keys(keys: C, c: C) -> None:
         "attention.key_length": rank + c["qk_rope_head_dim"], "attention.value_length": rank,
         "attention.key_length_mla": c["qk_nope_head_dim"] + c["qk_rope_head_dim"],
         "attention.value_length_mla": c["v_head_dim"], "rope.dimension_count": c["qk_rope_head_dim"]})  # fmt: skip
-    if c["model_type"] == "deepseek_v3":
+    if "index_topk" in c:
+        keys.update(
+            {
+                "attention.indexer.head_count": c["index_n_heads"],
+                "attention.indexer.key_length": c["index_head_dim"],
+                "attention.indexer.top_k": c["index_topk"],
+            }
+        )
+    if "indexer_types" in c:
+        keys["attention.indexer.types"] = [kind == "full" for kind in c["indexer_types"]]
+    if c["model_type"] in ("deepseek_v3", "deepseek_v32", "glm_moe_dsa"):
         keys.update({"expert_gating_func": 2, "expert_group_count": c["n_group"],
                      "expert_group_used_count": c["topk_group"]})  # fmt: skip
     elif c["model_type"] == "mistral4":

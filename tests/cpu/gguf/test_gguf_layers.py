@@ -13,7 +13,8 @@ from gguf_models_helpers import check_refused, check_same, logits, prompt
 from parity import theirs
 from torch import Tensor
 
-USUAL = ("glm4moe", "deepseek2-v3", "mistral4", "qwen3next", "gemma4", "granitehybrid-moe", "lfm2moe", "falcon-h1",
+USUAL = ("glm4moe", "deepseek2-v3", "mistral4", "glm-dsa", "deepseek32", "qwen3next", "gemma4",
+         "granitehybrid-moe", "lfm2moe", "falcon-h1",
          "nemotron_h_moe", "mamba", "jamba")  # fmt: skip
 KINDS = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
 
@@ -76,6 +77,9 @@ def test_mistrals_mixtures_under_the_name_of_deepseeks(tmp_path: Path) -> None:
     [
         ("deepseek2-v3", {"deepseek2.expert_gating_func": 1}, "a normed softmax"),
         ("deepseek2-v3", {"deepseek2.rope.scaling.yarn_log_multiplier": None}, "yarn with a rope.scaling.yarn_log"),
+        ("glm-dsa", {"glm-dsa.attention.indexer.top_k": None}, "glm-dsa.attention.indexer.top_k"),
+        ("glm-dsa", {"glm-dsa.attention.indexer.types": [True]}, "an entry for each of 4 layers"),
+        ("deepseek32", {"deepseek32.expert_gating_func": 1}, "this choice of experts"),
         ("mistral4", {"mistral4.expert_gating_func": 2}, "this choice of experts"),
         ("mistral4", {"mistral4.rope.scaling.type": "none"}, "must have yarn"),
         ("mistral4", {"mistral4.attention.temperature_length": 65}, "temperature_length must be"),
