@@ -189,6 +189,8 @@ def _task(path: Path, number: int, line: str) -> QualityTask:
         fits = isinstance(choices, list) and len(choices) > 1 and all(isinstance(c, str) and c for c in choices)
         if isinstance(prompt, str) and fits and type(answer) is int and 0 <= answer < len(choices):
             return QualityTask(prompt, tuple(choices), answer)
+    except ParameterError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise ParameterError(f'--tasks {path}, line {number}: use {{"prompt", "choices", "answer": index}} or {{"prompt", '

@@ -214,12 +214,14 @@ def test_names_tell_models_apart() -> None:
 
 
 @pytest.mark.parametrize("line", ["[]", "{", '{"prompt": "a"}', '{"prompt": "a", "choices": ["x"], "answer": 0}',
-                                  '{"prompt": "a", "choices": ["x", "y"], "answer": 2}',
-                                  '{"prompt": "a", "choises": ["x", "y"], "answer": "x"}'])  # fmt: skip
+                                  '{"prompt": "a", "choices": ["x", "y"], "answer": 2}'])  # fmt: skip
 def test_bad_tasks(line: str, tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text(f"\n\n{line}\n")
     with pytest.raises(ParameterError, match="line 3"):
+        read_tasks(path)
+    path.write_text('{"prompt": "a", "choises": ["x", "y"], "answer": "x"}')
+    with pytest.raises(ParameterError, match="line 1: 'choises' is no field"):
         read_tasks(path)
 
 
