@@ -237,6 +237,8 @@ def _check(p: SamplingParams) -> None:
     for name in _FLAGS:
         _flag(name, getattr(p, name))
     _check_counts(p)
+    if p.seed == -1:  # as in vLLM and llama.cpp: every request gets another one
+        p.seed = None
     _check_lists(p)
     _check_contradictions(p)
 

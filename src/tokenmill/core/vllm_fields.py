@@ -15,16 +15,18 @@ from tokenmill.core.errors import ParameterError
 @dataclass(frozen=True, slots=True)
 class Names:
     """older: other names of fields. harmless: accepted without effect, because nothing is lost. refused: unless their
-    value asks for nothing. Names that must be harmless or refused come with the reason."""
+    value asks for nothing. Both with the reason. unset: fields that None leaves at their default."""
 
     older: Mapping[str, str] = field(default_factory=dict)
     harmless: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    unset: frozenset[str] = frozenset()
 
 
 _STRUCTURE = "give structured_outputs={'json': ...}, 'regex', 'choice' or 'grammar'"
 SAMPLING = Names(
     older={"guided_decoding": "structured_outputs"},
+    unset=frozenset({"skip_reading_prefix_cache"}),
     harmless={
         "skip_clone": "only about speed: parameters are never changed, so none are copied",
         "stream_interval": "only about speed: each step tells what it added",
@@ -94,7 +96,7 @@ def fields_alone(whose: str, given: Mapping[str, Any]) -> dict[str, Any]:
                 raise ParameterError(f"{whose}: {name!r} cannot be used: {names.refused[name]}.", param=name)
             continue
         ours = names.older.get(name, name)
-        if ours != name and value is None:
+        if value is None and (ours != name or ours in names.unset):
             continue
         if ours in fields or (ours != name and given.get(ours) is not None):
             raise ParameterError(f"{name} is an older name of {ours}: give one of them.", param=name)

@@ -333,6 +333,7 @@ def test_fields_of_vllm_that_ask_for_nothing_are_taken():
     assert (
         SamplingParams(logprob_token_ids=None, guided_decoding=None, routed_experts_prompt_start=0) == SamplingParams()
     )
+    assert SamplingParams(seed=-1, skip_reading_prefix_cache=None) == SamplingParams()
     given = {"enable_prefix_caching": None, "enable_chunked_prefill": None, "kv_cache_dtype_skip_layers": []}
     assert EngineArgs(profiler_config={}, offload_num_in_group=1, **given).config() == EngineArgs().config()
     assert GuidedDecodingParams.from_optional(json=None, choice=["a"], backend=None).choice == ["a"]
