@@ -34,6 +34,8 @@ LOST = {
 }
 """Arguments of vLLM's methods that would have no effect, and why."""
 PINS = "adapters in use keep their slots; a larger max_loras keeps more of them on the device"
+_CONFIGS = ("model_config", "vllm_config", "cache_config", "parallel_config", "scheduler_config")
+"""Attributes of vLLM's engines."""
 _AROUND = frozenset(
     {
         *("usage_context", "enable_multiprocessing", "start_engine_loop"),
@@ -110,4 +112,7 @@ def check_connector(reset_connector: bool) -> None:
 def no_such(whose: str, name: str, absent: Mapping[str, str]) -> AttributeError:
     """The error about an attribute; absent: those of vLLM that are lacking, and what to use instead."""
     why = absent.get(name)
+    if why is None and name.removeprefix("get_") in _CONFIGS:
+        built = "service.built" if whose == "AsyncLLM" else "built"
+        why = f"{built}.config holds the options, {built}.facts what was loaded (max_model_len, ...)"
     return AttributeError(f"{whose} has no {name!r}{f': {why}' if why else ''}")

@@ -20,6 +20,16 @@ from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, default_params, make_request
 
 
+_ABSENT = {
+    "pin_lora": PINS,
+    **dict.fromkeys(
+        ("reset_prefix_cache", "sleep", "wake_up", "is_sleeping", "collective_rpc", "apply_model", "start_profile",
+         "stop_profile", "get_metrics", "get_tokenizer", "tokenizer"),
+        "LLM has it, and LLM(...).llm_engine is its engine",
+    ),
+}  # fmt: skip
+
+
 class LLMEngine:
     """add_request(), then step() while has_unfinished_requests()."""
 
@@ -121,7 +131,7 @@ class LLMEngine:
             return self.built.adapters.take(lora_request)
 
     def __getattr__(self, name: str) -> Any:
-        raise no_such("LLMEngine", name, {"pin_lora": PINS})
+        raise no_such("LLMEngine", name, _ABSENT)
 
     def close(self) -> None:
         """Free the model."""

@@ -297,6 +297,11 @@ def test_what_rests_on_features_to_come_says_what_to_use(llm):
             call()
     with pytest.raises(AttributeError, match="tokenizer= to the constructor"):
         llm.set_tokenizer(None)
+    with pytest.raises(AttributeError, match="built.facts what was loaded"):
+        llm.llm_engine.model_config  # noqa: B018
+    assert llm.llm_engine.built.facts.max_model_len == 256
+    with pytest.raises(AttributeError, match="LLM has it"):
+        llm.llm_engine.get_tokenizer()
     assert not hasattr(llm, "no_such_thing") and llm.get_world_size() == 1
     assert llm.wake_up() is None and llm.reset_mm_cache() is None
     out = llm.generate("x", greedy(2), use_tqdm=False, lora_request=None, prompt_adapter_request=None)
