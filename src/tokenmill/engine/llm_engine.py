@@ -19,7 +19,6 @@ from tokenmill.engine.llm_arguments import PINS, check_around, check_others, no_
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, default_params, make_request
 
-
 _ABSENT = {
     "pin_lora": PINS,
     **dict.fromkeys(

@@ -297,7 +297,7 @@ def test_what_rests_on_features_to_come_says_what_to_use(llm):
             call()
     with pytest.raises(AttributeError, match="tokenizer= to the constructor"):
         llm.set_tokenizer(None)
-    with pytest.raises(AttributeError, match="built.facts what was loaded"):
+    with pytest.raises(AttributeError, match="facts what was loaded"):
         llm.llm_engine.model_config  # noqa: B018
     assert llm.llm_engine.built.facts.max_model_len == 256
     with pytest.raises(AttributeError, match="LLM has it"):
