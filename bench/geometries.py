@@ -177,7 +177,8 @@ FAMILIES: dict[str, Config] = {
         "granitemoehybrid", "granitemoeshared", "granitemoe_swa", "granite_swa", "helium", "hunyuan_v1_dense",
         "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2", "jamba", "lfm2", "lfm2_moe",
         "llama4_text", "mamba", "mamba2", "mellum", "minicpm3", "minimax_m2", "ministral", "ministral3", "mpt",
-        "nanochat", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmoe", "persimmon", "phi", "phimoe",
+        "nanochat", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "persimmon", "phi",
+        "phimoe",
         "qwen2_moe", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "seed_oss", "smollm3", "solar_open", "stablelm",
         "starcoder2", "vaultgemma", "xglm", "youtu",
     )
@@ -189,7 +190,17 @@ FAMILIES: dict[str, Config] = {
     "glm4_moe": {"head_dim": 128}, "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]]},
 }  # fmt: skip
 """Model types that no geometry above is of -> what is said beside the numbers of Transformers' config class."""
-_HYBRID = ("bamba", "jamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "qwen3_next", "qwen3_5_text", "lfm2")
+_HYBRID = (
+    "bamba",
+    "jamba",
+    "falcon_h1",
+    "granitemoehybrid",
+    "nemotron_h",
+    "olmo_hybrid",
+    "qwen3_next",
+    "qwen3_5_text",
+    "lfm2",
+)
 
 
 def family_config(name: str) -> Config:

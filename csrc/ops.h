@@ -328,6 +328,7 @@ struct DeltaOp {  // kernels/states.py says what it computes
   const float* rate;  // [value_heads], shift alike
   const float* shift;
   int64_t key_heads, value_heads, key_dim, value_dim, stride, gates_stride;
+  float most_beta;
   Type type;
   bool tiled;  // value head h belongs to key head h % key_heads; else to h / (value_heads / key_heads)
   RowStep step;

@@ -86,7 +86,7 @@ void delta_typed(const DeltaOp& op) {
       scaled_unit(mixed + keys + key_head * op.key_dim, k, op.key_dim, 1.0f);
       const float soft = softplus(to_float(gates[op.value_heads + head]) + op.shift[head]);
       const F decay = splat(__builtin_expf(-op.rate[head] * soft));
-      const F beta = splat(1.0f / (1.0f + __builtin_expf(-to_float(gates[head]))));
+      const F beta = splat(op.most_beta / (1.0f + __builtin_expf(-to_float(gates[head]))));
       const T* values = mixed + 2 * keys + head * dim;
       T* out = static_cast<T*>(op.out) + (t * op.value_heads + head) * dim;
       float* state = state_behind(op.step, sequence, t, first, stride);

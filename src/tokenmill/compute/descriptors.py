@@ -176,7 +176,8 @@ class AttentionSpec:
 @dataclass(slots=True)
 class DeltaSpec:
     """One layer with a gated delta rule. Every key head serves value_heads / key_heads value heads: neighbours, or
-    (tiled) heads that lie key_heads apart. rate and shift [Hv] in float32 say how fast each value head forgets.
+    (tiled) heads that lie key_heads apart. rate and shift [Hv] in float32 say how fast each value head forgets, and
+    most_beta which part of an old value a new one replaces at the most.
     """
 
     key_heads: int
@@ -186,6 +187,7 @@ class DeltaSpec:
     rate: Tensor
     shift: Tensor
     tiled: bool = False
+    most_beta: float = 1.0
 
 
 @dataclass(slots=True)

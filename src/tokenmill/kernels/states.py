@@ -60,7 +60,8 @@ def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: F
     """The gated delta rule: mixed [T, (q | k | v)], gates [T, (beta | rate)] -> [T, Hv, Dv], computed in float32.
 
     Of each value head's matrix S [Dk, Dv] (state [R + 1, Hv, Dk, Dv]), with k and q of length 1:
-    S = exp(-spec.rate softplus(rate + spec.shift)) S;  S += k (sigmoid(beta) (v - k S));  out = (q / sqrt(Dk)) S.
+    S = exp(-spec.rate softplus(rate + spec.shift)) S;  S += k (b (v - k S));  out = (q / sqrt(Dk)) S,
+    where b = spec.most_beta sigmoid(beta).
     """
     mixed, gates = inputs
     keys, values = spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim
@@ -73,7 +74,7 @@ def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: F
     q = q * spec.key_dim**-0.5
     beta, rate = (part.float().contiguous() for part in gates.chunk(2, dim=-1))
     decay = torch.exp(-spec.rate * row_stable.softplus(rate + spec.shift))
-    beta = row_stable.sigmoid(beta)
+    beta = row_stable.sigmoid(beta) * spec.most_beta
     out = torch.empty_like(v)
     for row, tokens, begins, left in spans_of(ctx):
         s = _matrix(state[row], begins)

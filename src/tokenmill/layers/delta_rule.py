@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import ConvSpec, DeltaSpec, ForwardContext, NormSpec, StateSpec
+from tokenmill.core.errors import ModelError
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import (
@@ -37,6 +38,7 @@ class DeltaHeads:
     taps: int
     tiled: bool = False
     """Value heads that share a key head are not neighbours, but lie key_heads apart."""
+    most_beta: float = 1.0
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -69,23 +71,36 @@ class DeltaHeads:
         return self.value_heads, self.key_dim, self.value_dim
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaNames:
+    """What a family calls the tensors: products of queries, keys and values (one, or one each), their convolution
+    (alike), products of z, beta and rates, the norm and the last product."""
+
+    qkv: tuple[str, ...] = ("in_proj_qkv",)
+    taps: tuple[str, ...] = ("conv1d",)
+    gates: tuple[str, str, str] = ("in_proj_z", "in_proj_b", "in_proj_a")
+    norm: str = "norm"
+    output: str = "out_proj"
+
+
 class GatedDelta(Projected):
     """Product -> short convolution -> delta rule -> gated norm -> output projection (+ residual)."""
 
-    def __init__(self, b: Build, hidden: int, heads: DeltaHeads, eps: float) -> None:
-        """b: where the layer's tensors lie; products stored apart (in_proj_qkv, ...) or head by head (in_proj_qkvz)."""
+    def __init__(self, b: Build, hidden: int, heads: DeltaHeads, eps: float, names: DeltaNames | None = None) -> None:
+        """b: where the layer's tensors lie; products stored apart, as `names` says, or head by head (in_proj_qkvz)."""
+        names = names or DeltaNames()
         b = b.alone(_WHAT) if heads.tiled else share_out(b, _WHAT, heads.value_heads, heads.key_heads)
-        self.products = _joined(b, hidden, heads) if b.has("in_proj_qkvz.weight") else _apart(b, hidden, heads)
-        taps = b.tensor("conv1d.weight", (heads.channels, 1, heads.taps), torch.float32)
+        self.products = _joined(b, hidden, heads) if b.has("in_proj_qkvz.weight") else _apart(b, hidden, heads, names)
+        taps = _taps(b, heads, names.taps)
         self.conv = ConvSpec(taps[local_rows(b.group, heads.mixed).to(b.device), 0].t().contiguous())
         own = heads.values(1).index(0, b.group).to(b.device)
         rate = b.tensor("A_log", (heads.value_heads,), torch.float32)[own].exp()
         shift = b.tensor("dt_bias", (heads.value_heads,), torch.float32)[own]
         self.heads = mine = heads.of(b.group.size)
         sizes = mine.key_heads, mine.value_heads, mine.key_dim, mine.value_dim
-        self.spec = DeltaSpec(*sizes, rate=rate, shift=shift, tiled=heads.tiled)
-        self.norm: NormSpec = b.norm("norm", heads.value_dim, eps)
-        self.output = RowLinear(b, heads.widths[1], hidden, "out_proj")
+        self.spec = DeltaSpec(*sizes, rate=rate, shift=shift, tiled=heads.tiled, most_beta=heads.most_beta)
+        self.norm: NormSpec = b.norm(names.norm, heads.value_dim, eps)
+        self.output = RowLinear(b, heads.widths[1], hidden, names.output)
         kept = str(b.dtype).removeprefix("torch.")
         parts = ((kept, (heads.taps - 1, mine.channels)), (b.kernels.state_dtype, mine.state))
         self.state = b.add_state(StateSpec(parts))
@@ -110,12 +125,29 @@ class GatedDelta(Projected):
         return [made[0], *made[1].split(sizes[1:], dim=-1)]
 
 
-def _apart(b: Build, hidden: int, heads: DeltaHeads) -> list[ColumnLinear]:
+def _taps(b: Build, heads: DeltaHeads, names: tuple[str, ...]) -> Tensor:
+    """The convolution's numbers [channels, 1, taps]. Where they lie apart they are joined wherever they were cut:
+    Transformers writes parts of one size, whatever the widths."""
+    widths = [part.rows for part in heads.mixed] if len(names) > 1 else [heads.channels]
+    parts = []
+    for name, width in zip(names, widths, strict=True):
+        found = b.checkpoint.shape(b.path(f"{name}.weight")) if len(names) > 1 else None
+        rows = found[0] if found else width
+        parts.append(b.tensor(f"{name}.weight", (rows, 1, heads.taps), torch.float32))
+    taps = torch.cat(parts)
+    if len(taps) != heads.channels:
+        raise ModelError(f"{b.path(names[0])}: the convolutions have {len(taps)} channels, not {heads.channels}.")
+    return taps
+
+
+def _apart(b: Build, hidden: int, heads: DeltaHeads, names: DeltaNames) -> list[ColumnLinear]:
     gates = heads.values(1)
-    z = {"in_proj_z": heads.values(heads.value_dim), "in_proj_b": gates, "in_proj_a": gates}
+    z = dict(zip(names.gates, (heads.values(heads.value_dim), gates, gates), strict=True))
+    if len(names.qkv) > 1:
+        return [ColumnLinear(b, hidden, {**dict(zip(names.qkv, heads.mixed, strict=True)), **z})]
     if b.group.size == 1:
-        return [ColumnLinear(b, hidden, {"in_proj_qkv": Rows(heads.channels, heads.channels), **z})]
-    return [FusedColumnLinear(b, hidden, "in_proj_qkv", heads.mixed), ColumnLinear(b, hidden, z)]
+        return [ColumnLinear(b, hidden, {names.qkv[0]: Rows(heads.channels, heads.channels), **z})]
+    return [FusedColumnLinear(b, hidden, names.qkv[0], heads.mixed), ColumnLinear(b, hidden, z)]
 
 
 def _joined(b: Build, hidden: int, heads: DeltaHeads) -> list[ColumnLinear]:

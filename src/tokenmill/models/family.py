@@ -69,11 +69,12 @@ def _heads(c: ModelConfig, shape: Shape) -> Heads | None:
 
 def make_layer(c: ModelConfig, b: Build, at: Build, shape: Shape, heads: Heads | None, index: int) -> Layer:
     """One layer: attention, a feed-forward layer or a mixture, and norms around them."""
-    norms, hidden = shape.norms, c.need("hidden_size", int)
+    hidden = c.need("hidden_size", int)
     if shape.single is not None:
-        return Single(shape.single(c, b, at, index), norm(c, at, norms, norms.before[0], hidden))
+        return Single(shape.single(c, b, at, index), norm(c, at, shape.norms, shape.norms.before[0], hidden))
     assert heads is not None
     attention: Block | None = None if shape.mixer is None else shape.mixer(c, at, index)
+    norms = shape.norms if shape.layer_norms is None else shape.layer_norms(at, attention is not None)
     if attention is None:
         attention = make_attention(c, b, at, shape.attend, norms, heads, index)
     mlp: Block

@@ -254,6 +254,8 @@ class Shape:
     outside: Outside = field(default_factory=Outside)
     mixer: Callable[[Any, Any, int], Any] | None = None
     """The block in attention's place: (config, where the layer lies, layer) -> a block, or None for attention."""
+    layer_norms: Callable[[Any, bool], Norms] | None = None
+    """The norms of each layer, where layers with such a block have others: (where it lies, has it one) -> norms."""
     single: Callable[[Any, Any, Any, int], Any] | None = None
     """A layer is one block with one norm before it: (config, root, where the layer lies, layer) -> that block."""
     parallel: Switch = False

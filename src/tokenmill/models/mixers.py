@@ -18,6 +18,7 @@ from tokenmill.compute.forward import NormSpec
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
+from tokenmill.layers.delta_rule import DeltaHeads, DeltaNames, GatedDelta
 from tokenmill.layers.lru import GatedRecurrence
 from tokenmill.layers.state_space import Around, GatedConvolution, ScanSizes, SelectiveScan, SpaceHeads, StateSpace
 from tokenmill.models.common import read_act
@@ -231,6 +232,41 @@ def griffin(c: ModelConfig, at: Build, index: int) -> Block | None:
     act = read_act(c, gated=True, default="gelu_pytorch_tanh", key="hidden_activation")
     taps = c.get("conv1d_width", int, 4, low=2, high=16)
     return GatedRecurrence(at.at("temporal_block"), (hidden, channels, heads), taps, act)
+
+
+def olmo_delta(c: ModelConfig, at: Build, index: int) -> Block | None:
+    """A gated delta rule in all but every fourth layer, or where `layer_types` names it."""
+    kinds = _olmo_kinds(c)
+    if kinds[index] == "full_attention":
+        return None
+    hidden, attending = c.need("hidden_size", int), c.need("num_attention_heads", int)
+    keys, values = (c.get(f"linear_num_{part}_heads", int, attending) for part in ("key", "value"))
+    if values % keys:
+        raise c.refuse("linear_num_value_heads", f"{values} cannot be shared by {keys} key heads.")
+    dim = c.get("linear_key_head_dim", int, max(1, int(0.75 * hidden / keys)))
+    heads = DeltaHeads(
+        keys, values, dim, c.get("linear_value_head_dim", int, 2 * dim),
+        c.get("linear_conv_kernel_dim", int, 4, low=2, high=64),
+        most_beta=2.0 if c.get("linear_allow_neg_eigval", bool, True) else 1.0,
+    )  # fmt: skip
+    inside = at.at("linear_attn")
+    apart = inside.has("q_conv1d.weight")
+    names = DeltaNames(
+        qkv=("q_proj", "k_proj", "v_proj"), taps=("q_conv1d", "k_conv1d", "v_conv1d") if apart else ("conv1d",),
+        gates=("g_proj", "b_proj", "a_proj"), norm="o_norm", output="o_proj",
+    )  # fmt: skip
+    return GatedDelta(inside, hidden, heads, 1e-5, names)
+
+
+def _olmo_kinds(c: ModelConfig) -> list[str]:
+    layers = c.need("num_hidden_layers", int)
+    if c.has("layer_types"):
+        kinds = read_kinds(c, ("linear_attention", "full_attention"), "")
+        if len(set(kinds)) < 2:
+            raise c.refuse("layer_types", "must name both linear_attention and full_attention.")
+        return kinds
+    kinds = ["full_attention" if index % 4 == 3 else "linear_attention" for index in range(layers)]
+    return kinds if "full_attention" in kinds else [*kinds[:-1], "full_attention"]
 
 
 def lfm2_convolution(c: ModelConfig, at: Build, index: int) -> Block | None:

@@ -60,6 +60,22 @@ def _granite_dense(c: ModelConfig, index: int) -> bool:
     return c.get("num_local_experts", int, 8, low=0) == 0
 
 
+def _olmo_kind(c: ModelConfig, index: int) -> Kind:
+    """Nothing rotates where the config has null for the base of angles."""
+    said = c.data.get("rope_parameters")
+    bases = [each["rope_theta"] for each in (said, c.data) if isinstance(each, dict) and "rope_theta" in each]
+    return Kind(rotates=not bases or any(base is not None for base in bases))
+
+
+def _olmo_norms(at: Build, recurrent: bool) -> Norms:
+    """Layers with a delta rule norm what they read, others what they add. Files may have older names."""
+    names = {"input_layernorm": "attention_layer_norm", "post_attention_layernorm": "feedforward_layer_norm"}
+    first, second = (old if at.has(f"{old}.weight") else new for new, old in names.items())
+    return (
+        Norms(before=(first, second)) if recurrent else Norms(before=(), after=(second, "post_feedforward_layernorm"))
+    )
+
+
 _JAMBA_COUNT = ("num_experts", "num_local_experts")
 
 
@@ -263,6 +279,21 @@ ROWS: dict[str, Family] = {
             outside=Outside(scale=rules.rounded_root_of_hidden, softcap="logits_soft_cap"),
         ),
         "Griffin: gated linear recurrences and attention in a window",
+    ),
+    "OlmoHybridForCausalLM": Family(
+        Fields("olmo_hybrid",
+               defaults={**GATED, "num_key_value_heads": None, "max_position_embeddings": 65536,
+                         "attention_bias": False, "layer_types": None, "linear_num_key_heads": None,
+                         "linear_num_value_heads": None, "linear_key_head_dim": None, "linear_value_head_dim": None,
+                         "linear_conv_kernel_dim": 4, "linear_allow_neg_eigval": True},
+               only={**NO_MLP_BIAS, **_SILU},
+               ignored=("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max",
+                        "linear_dt_init_floor")),
+        Shape(
+            mixer=mixers.olmo_delta, layer_norms=_olmo_norms,
+            attend=Attend(bias="attention_bias", norms=HeadNorms("row"), layer=_olmo_kind),
+        ),
+        "layers with a gated delta rule, every fourth one with attention",
     ),
     "Lfm2ForCausalLM": Family(
         Fields("lfm2",

@@ -276,6 +276,13 @@ def families() -> dict[str, list[Case]]:
             {"num_key_value_heads": 1}, {"block_types": ["recurrent", "attention"], "conv1d_width": 3, **BIASED},
             {"lru_width": 48, "logits_soft_cap": 4.0, "rope_parameters": part(1.0), "num_hidden_layers": 4,
              "hidden_activation": "gelu"}),
+        # Heads of the delta rule are narrower than values, and what a new value replaces may be more than the old one.
+        "olmo_hybrid": several(
+            hf.OlmoHybridConfig, {**BASE, **DEEP},
+            {"linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8, **TIED},
+            {"layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
+             "rope_parameters": {"rope_theta": None, "rope_type": "default"}, "linear_conv_kernel_dim": 3},
+            {"linear_allow_neg_eigval": False, "attention_bias": True, "num_hidden_layers": 2}),
         "lfm2": several(hf.Lfm2Config, {**BASE, **DEEP, "block_multiple_of": 8}, {"layer_types": short},
                         {"full_attn_idxs": [0, 3], "conv_bias": True, "block_auto_adjust_ff_dim": False, **LOOSE},
                         {"layer_types": short[::-1], "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3}),

@@ -160,6 +160,7 @@ STATES = (
     "jamba-0",
     "falcon_h1-2",
     "lfm2-0",
+    "olmo_hybrid-1",
     "recurrent_gemma-1",
     "gemma4-0",
     "gemma3n-0",

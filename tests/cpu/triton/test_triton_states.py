@@ -24,7 +24,8 @@ HEADS = [(2, 4, 16, 16), (1, 1, 20, 40)]
 
 
 def delta(heads: tuple[int, int, int, int]) -> DeltaSpec:
-    return DeltaSpec(*heads, rate=torch.rand(heads[1]) * 4, shift=torch.randn(heads[1]), tiled=heads[0] == 2)
+    return DeltaSpec(*heads, rate=torch.rand(heads[1]) * 4, shift=torch.randn(heads[1]), tiled=heads[0] == 2,
+                     most_beta=2.0 if heads[0] == 2 else 1.0)  # fmt: skip
 
 
 def run(kernels, compute, parts, steps=STEPS, kept_as="float32"):

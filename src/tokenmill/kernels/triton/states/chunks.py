@@ -83,7 +83,7 @@ def _prepare_kernel(
     mixed_ptr, gate_ptr, rate_ptr, shift_ptr, start_ptr, w_ptr, u_ptr, p_ptr, scales_ptr, sequences, mixed_stride,
     gate_stride, HK: tl.constexpr, HV: tl.constexpr, TILED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, SIZE: tl.constexpr, SHORT: tl.constexpr,
-    BASE: tl.constexpr, LEVELS: tl.constexpr, EXACT: tl.constexpr,
+    BASE: tl.constexpr, LEVELS: tl.constexpr, MOST_BETA: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     number, head = tl.program_id(0), tl.program_id(1)
     sequence, part = find_part(start_ptr, number, sequences, SIZE)
@@ -99,7 +99,7 @@ def _prepare_kernel(
         real_k = real[:, None] & (k < DK)[None, :]
         real_v = real[:, None] & (v < DV)[None, :]
         gates = gate_ptr + token * gate_stride + head
-        beta = tl.where(real, sigmoid(tl.load(gates, mask=real, other=0.0).to(tl.float32)), 0.0)
+        beta = tl.where(real, sigmoid(tl.load(gates, mask=real, other=0.0).to(tl.float32)) * MOST_BETA, 0.0)
         rate, shift = tl.load(rate_ptr + head), tl.load(shift_ptr + head)
         pace = tl.load(gates + HV, mask=real, other=0.0).to(tl.float32) + shift
         sums = tl.cumsum(tl.where(real, -rate * softplus(pace), 0.0), axis=0)
@@ -214,7 +214,7 @@ def chunked_delta_(
     _prepare_kernel[(numbers, heads)](
         mixed, gates, spec.rate, spec.shift, ctx.borders(), w, u, p, scales, sequences, mixed.stride(0),
         gates.stride(0), **sizes, BK=rows, BV=columns, BASE=base,
-        LEVELS=(SIZE // base).bit_length() - 1, EXACT=exact, num_warps=warps,
+        LEVELS=(SIZE // base).bit_length() - 1, MOST_BETA=spec.most_beta, EXACT=exact, num_warps=warps,
     )  # fmt: skip
     columns = min(32, columns)
     _walk_kernel[(triton.cdiv(spec.value_dim, columns), heads, sequences)](
