@@ -60,7 +60,7 @@ class UndividedError(ModelError):
     """Layers of the model read what others hold: none can be run without them."""
 
     def __init__(self, family: str) -> None:
-        super().__init__(f"{family} cannot be split in stages: upper layers read the keys and values of lower ones.")
+        super().__init__(f"{family} cannot be split in stages: upper layers read what lower ones keep or choose.")
 
 
 class NoWeightsError(ModelError):

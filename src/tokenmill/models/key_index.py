@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec
+from tokenmill.core.errors import UndividedError
 from tokenmill.layers.build import Build, Carried
 from tokenmill.layers.rope import RopeSettings, make_rope
 from tokenmill.models.config import ModelConfig
@@ -85,6 +86,8 @@ class Indices:
             return None
         if not _is_shared(self.c, layer):
             self.last = Carried()
+        elif self.last is None and not b.place.is_whole:
+            raise UndividedError("A model whose layers share the choice of keys")
         elif self.last is None:
             raise self.c.refuse(
                 "indexer_types", f"lets layer {layer} share the index of an earlier one: there is none."

@@ -33,10 +33,10 @@ GROUPS = (256, 128, 64, 32)
 REPORT = "quantization_report.json"
 KEPT = re.compile(
     r"(embed|wte|wpe|word_embeddings|norm[^.]*\.weight$|\bln_|lm_head|embed_out|router|(^|\.)gate(\.wg)?\.weight$|"
-    r"shared_expert_gate|rotary|_coefs\.weight$)"
+    r"shared_expert_gate|rotary|_coefs\.weight$|indexer\.weights_proj)"
 )
-"""Never rounded: embeddings, heads, norms, routers and Gemma 3n's mixing factors. They are small, or would lose too
-much."""
+"""Never rounded: embeddings, heads, norms, routers, what weighs the heads of an index of keys, and Gemma 3n's mixing
+factors. They are small, or would lose too much."""
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pth", ".pt", ".index.json", ".onnx", ".h5", ".msgpack")
 _OF_WEIGHTS = ("config.json", "hf_quant_config.json", "quantize_config.json", REPORT)
 """Files that say how a folder's weights are stored: the new ones are stored in another way."""

@@ -11,8 +11,9 @@ from families_helpers import prompt
 from family_cases import ALL, FAMILIES
 from parity import load, ours, theirs
 
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, UndividedError
 from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.parallel.stages import Place
 
 FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"
 STEPS = [[("a", 7)], [("b", 1), ("a", 40)], [("a", 1), ("b", 2)]] + [[("a", 1)]] * 5 + [[("a", 27)]]
@@ -63,6 +64,9 @@ def test_every_family_has_three_twists():
         ("falcon_h1-0", "ssm_multipliers", [1.0, 1.0, float("nan"), 1.0, 1.0]),
         ("falcon_h1-0", "mlp_multipliers", [1.0, 10**400]),
         ("falcon_h1-0", "time_step_limit", [0.0, 10**400]),
+        ("glm_moe_dsa-0", "indexer_types", ["shared", "full"]),
+        ("glm_moe_dsa-0", "indexer_types", ["full"]),
+        ("deepseek_v32-0", "index_head_dim", 4),
         ("gpt_neo-0", "attention_types", [[["global", []], 2]]),
         ("gpt_neo-0", "attention_types", [[["global"], -(10**400)]]),
     ],
@@ -71,3 +75,13 @@ def test_hostile_values_are_refused_by_name(name, key, value, tmp_path):
     _, config, tensors = ALL[name].make(tmp_path)
     with pytest.raises(ModelError, match=key):
         load({**config, key: value}, tensors)
+
+
+@pytest.mark.parametrize("index", [1, 2])
+def test_a_layer_that_shares_a_choice_cannot_stand_alone(index, tmp_path):
+    _, config, tensors = ALL["glm_moe_dsa-1"].make(tmp_path)
+    if index == 1:
+        with pytest.raises(UndividedError, match="share the choice of keys"):
+            load(config, tensors, place=Place(only=(1, 2)))
+    else:
+        load(config, tensors, place=Place(only=(2, 4)))

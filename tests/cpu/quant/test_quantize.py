@@ -234,6 +234,7 @@ def test_torch_files_and_shared_tensors(tiny: Path, tmp_path: Path) -> None:
 KEPT_NAMES = ("model.layers.0.mlp.gate.weight", "model.layers.0.mlp.gate.wg.weight", "model.layers.0.mlp.router.weight",
               "model.layers.0.self_attn.q_norm.weight", "transformer.blocks.0.norm_attn_norm.norm_1.weight",
               "transformer.blocks.0.ffn.router.layer.weight", "model.layers.0.altup.correction_coefs.weight",
+              "model.layers.0.self_attn.indexer.weights_proj.weight",
               "model.layers.0.altup.modality_router.weight", "lm_head.weight")  # fmt: skip
 ROUNDED_NAMES = ("model.layers.0.mlp.gate_proj.weight", "transformer.blocks.0.norm_attn_norm.attn.Wqkv.weight",
                  "model.layers.0.per_layer_input_gate.weight", "model.layers.0.mlp.experts.3.w1.weight")  # fmt: skip
