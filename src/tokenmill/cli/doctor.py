@@ -100,7 +100,7 @@ def _show(found: dict[str, Any]) -> None:
     known = found["calibration"]
     for name, head in (("linear", "products"), ("experts", "experts")):
         for curve in known[name]:
-            parts = [f"{rows:g}: {2 * rows / ps:.2f}" for rows, ps in curve["ps_per_weight"] if ps]
+            parts = [f"{rows:.3g}: {2 * rows / ps:.2f}" for rows, ps in curve["ps_per_weight"] if ps]
             cycled = f"{curve['set_bytes'] / 2**20:.0f} MiB of them"
             typer.echo(f"  this engine's {curve['format']} {head}, {cycled}, TFLOP/s by rows: {', '.join(parts)}")
     for name, head in (("decode_gb_per_s", "K/V"), ("decode_8bit_gb_per_s", "8-bit K/V")):

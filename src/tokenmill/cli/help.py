@@ -6,6 +6,7 @@ shown. Must not know: verbs, what options do.
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -74,9 +75,19 @@ def section(title: str, rows: Sequence[tuple[str, str]], width: int) -> str:
         if not below and len(head) + 2 <= column:
             lines.append(f"{head:{column}}{wrapped_lines.pop(0)}".rstrip())
         else:
-            lines.append(head)
+            lines += _broken(head, width)
         lines += [" " * indent + line for line in wrapped_lines if line]
     return "\n".join(lines)
+
+
+def _broken(head: str, width: int) -> list[str]:
+    """A flag with its values in as many lines as it needs, each broken behind a `|`."""
+    lines = [""]
+    for value in re.split(r"(?<=\|)", head):
+        if lines[-1] and len(lines[-1]) + len(value) > width:
+            lines.append(" " * 6)
+        lines[-1] += value
+    return lines
 
 
 def verbs_page(usage: str, text: str, verbs: Rows, flags: Rows) -> str:

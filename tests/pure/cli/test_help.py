@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tokenmill.cli.command import Verb
 from tokenmill.cli.foreign import DEFAULTS, LLAMA, as_ours
-from tokenmill.cli.help import COMMON, section
+from tokenmill.cli.help import COMMON, placeholder, section
 from tokenmill.cli.verbs import app
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options
 
@@ -77,10 +77,16 @@ def test_rare_flags_wait_for_help_all() -> None:
     assert {*all_options(GROUPS), *all_options(SERVER_GROUPS)} >= COMMON
 
 
-def test_lines_end_where_the_terminal_does() -> None:
+@pytest.mark.parametrize("words", ["serve", "quantize"])
+def test_lines_end_where_the_terminal_does(words: str) -> None:
     for columns in (50, 80, 100):
-        for line in printed("serve", "--help-all", columns).splitlines():
-            assert len(line) < columns or len(line.split()) <= 4, line  # a name alone may be longer
+        text = printed(words, "--help-all", columns)
+        for line in text.splitlines():
+            names = len(line.split()) <= 4 and "|" not in line  # a name alone may be longer, a list of values not
+            assert len(line) < columns or names, line
+        for param in verb_of(words).params:
+            for value in placeholder(param).split("|"):
+                assert re.search(rf"(?<![\w-]){re.escape(str(value))}(?![\w-])", text), value
 
 
 @pytest.mark.parametrize("line", ["serve -h", "-h", "bench -h", "bench latency -h", "--help-all", "chat --usage"])
