@@ -105,7 +105,12 @@ def page() -> str:
         failed=sum(cell["failed"] for cell in every) or "none",
     )
     ended = [f"`{name}`" for name in matrix["failed"]]
-    stopped = f"Cases that ended where plain torch would have read numbers: {', '.join(ended)}.\n\n" if ended else ""
+    stopped = (
+        "Not finished, because plain torch reads computed numbers there, which the stand-in for a GPU does not have: "
+        f"{', '.join(ended)}.\n\n"
+        if ended
+        else ""
+    )
     text += (
         DIFFERENCES.replace("{stopped}", stopped)
         + f"| kernel | {' | '.join(GENERATIONS.values())} |\n"
