@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +115,8 @@ class Job:
         self.inbox = DeltaStream(tenant)
         self.tasks: dict[str, PromptTask] = {}
         self.deadline: float | None = None
+        self.on_sent: Callable[[], None] | None = None
+        """Called when the engines have all of it."""
         self.closed = False
         self.failed = False
         self.size = 0
@@ -137,10 +139,6 @@ class Job:
     def set_deadline(self, seconds: float | None) -> None:
         """End the job this long after its request came in."""
         self.deadline = None if not seconds else self.asked + seconds
-
-    def _in_time(self) -> asyncio.Timeout:
-        """For whatever waits: raises TimeoutError at the deadline."""
-        return asyncio.timeout(None if self.deadline is None else self.deadline - time.monotonic())
 
     async def start(
         self,
@@ -167,12 +165,13 @@ class Job:
             start = scored_from[index] if scored_from else 0
             request = make_request(unique, text, ids, params, scored_from=start, arrival=arrival, **fields)
             task = self.tasks[unique] = PromptTask(request, index)
-            async with self._in_time():  # a grammar may wait behind others that compile
-                timeline = await self.backend.open(request, self.inbox, pooling)
+            timeline = await self.backend.open(request, self.inbox, pooling)
             task.figures = PromptFigures(timeline, len(request.prompt_ids))
             if self.record is None:
                 self.record = self.context.history.begin(self.called or name, self.tenant, self.began)
             self.record.prompts.append(task.figures)
+        if self.on_sent is not None:
+            self.on_sent()
 
     def _priority(self, asked: int) -> int:
         """The priority that a header or else the body asks for, if this server has priorities."""
@@ -250,7 +249,7 @@ class Job:
         """All deltas, including those of all candidates of best_of."""
         left = sum(task.num_outputs for task in self.tasks.values())
         while left:
-            async with self._in_time():
+            async with asyncio.timeout(None if self.deadline is None else self.deadline - time.monotonic()):
                 batch = await self.inbox.batch()
             now = time.monotonic()
             found = []

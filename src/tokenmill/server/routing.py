@@ -6,7 +6,9 @@ Must not know: any one API.
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, wraps
@@ -175,17 +177,28 @@ class Work:
         self.after: list[Callable[[], None]] = []
         """Called when the job has ended, however it ends, even if its stream never began."""
         self.on_gone: set[Callable[[], None]] = request.scope["state"].get("on_gone", set())
+        self.opening = asyncio.timeout(None)
+        """The deadline until the engines have all of the job: texts are read, and grammars wait for each other. From
+        then on the job looks at it itself."""
 
     async def __aenter__(self) -> Work:
         self.job = Job(self.context, tenant(self.request))
         self.job.asked = self.request.scope["state"].get("began", self.job.asked)  # it may have waited for its model
         self.job.adapter = self.context.adapter_of(named_in_address(self.request))
         self.on_gone.add(self.job.abandon)
+        self.job.on_sent = self._opened
+        await self.opening.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         if not self.handed_over:
             self._close()
+        self.job.on_sent = None  # it refers back to this object
+        await self.opening.__aexit__(*error)
+
+    def _opened(self) -> None:
+        if not self.opening.expired():
+            self.opening.reschedule(None)
 
     def detach(self) -> None:
         """Let the job continue without its client. Its new owner closes it."""
@@ -218,6 +231,8 @@ class Work:
         if session:  # every key has sessions of its own
             self.job.inbox.session = f"{self.job.tenant}/{session}"
         self.job.set_deadline(getattr(body, "timeout", None) or self.context.config.patience.request_timeout)
+        if self.job.deadline is not None:
+            self.opening.reschedule(asyncio.get_running_loop().time() + self.job.deadline - time.monotonic())
 
     def _apply_headers(self) -> None:
         """Apply headers that mean the same as fields."""

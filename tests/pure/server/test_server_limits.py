@@ -236,6 +236,32 @@ ROWS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/embeddings", {"input": ["x", "y"]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "stream": True}),
+        ("/v1/responses", {"input": "x"}),
+        ("/rerank", {"query": "x", "documents": ["y"]}),
+    ],
+)
+async def test_a_deadline_holds_while_texts_are_read(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    served = await start()
+
+    async def never(*given: Any, **more: Any) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(served.context.text, "run_in_thread", never)
+    answer = await asyncio.wait_for(served.post(path, {**body, "timeout": 0.1}), 30)
+    assert answer.status_code == 408 and answer.json()["error"]["param"] == "timeout"
+    assert served.context.gate.open == 0
+    monkeypatch.undo()
+    assert (await served.post(path, {**body, "timeout": 60})).status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_deadline_holds_while_a_structure_waits_for_the_engine(start: Starter, stream: bool) -> None:
     served = await start(FakeOptions(hung=True))  # so it never says whether the structure can be compiled
