@@ -173,14 +173,14 @@ class LLM:
         pooling: str | None = None,
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
-        lora_request: LoRARequest | None = None,
+        lora_request: LoraRequests = None,
         **others: Any,
     ) -> list[EmbeddingRequestOutput]:
         """A unit vector of each prompt: the last token's final hidden state, or the mean of all (pooling="mean");
         without `pooling`, as the model's files say."""
         check_others("embed", others)
         params = pooling_params_of(pooling_params, pooling=pooling, truncate_prompt_tokens=truncate_prompt_tokens)
-        return self._pooler(use_tqdm, lora_request).embed(as_list(prompts), params)
+        return self._embed(prompts, params, use_tqdm, lora_request)
 
     def encode(
         self,
@@ -190,14 +190,13 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         truncate_prompt_tokens: int | None = None,
         pooling_task: str = "embed",
-        lora_request: LoRARequest | None = None,
+        lora_request: LoraRequests = None,
         **others: Any,
     ) -> list[PoolingRequestOutput]:
         """The same vectors as `embed`, as tensors in `outputs.data`."""
         check_others("encode", others)
         params = pooling_params_of(pooling_params, task=pooling_task, truncate_prompt_tokens=truncate_prompt_tokens)
-        found = self._pooler(use_tqdm, lora_request).embed(as_list(prompts), params)
-        return [as_tensor(each) for each in found]
+        return [as_tensor(each) for each in self._embed(prompts, params, use_tqdm, lora_request)]
 
     def score(
         self,
@@ -396,8 +395,16 @@ class LLM:
         name = next(name for name in map(str, self._names) if name not in in_use)
         return make_request(name, text, ids, params, context=context, arrival=time.perf_counter(), **fields)
 
+    def _embed(
+        self, prompts: Any, params: PoolingParams, use_tqdm: bool | Callable[..., Any], lora_request: LoraRequests
+    ) -> list[EmbeddingRequestOutput]:
+        pooler, many = self._pooler(use_tqdm), as_list(prompts)
+        return pooler.embed(many, params, self._adapters(lora_request, len(many)))
+
     def _pooler(self, use_tqdm: bool | Callable[..., Any], lora_request: LoRARequest | None = None) -> Pooler:
         self._check_open()
+        if isinstance(lora_request, (list, tuple)):
+            raise ParameterError("score() and classify() take one adapter for all texts.", param="lora_request")
         make = functools.partial(self._request, adapter=self._adapters(lora_request, 1)[0])
         return Pooler(
             self.reader, self.built.context, make, lambda found, pooling: self._drive(found, use_tqdm, pooling)

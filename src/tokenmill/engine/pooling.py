@@ -56,14 +56,17 @@ class Pooler:
     def __init__(self, reader: PromptReader, context: int, make: Make, drive: Drive) -> None:
         self.reader, self.context, self.make, self.drive = reader, context, make, drive
 
-    def embed(self, prompts: Sequence[Prompt], params: PoolingParams) -> list[EmbeddingRequestOutput]:
-        """Unit vectors, in order."""
+    def embed(
+        self, prompts: Sequence[Prompt], params: PoolingParams, adapters: Sequence[int] | None = None
+    ) -> list[EmbeddingRequestOutput]:
+        """Unit vectors, in order. adapters: of each prompt, in place of the one for all."""
         sampling = sampling_of(params, self.context)
         requests = []
         for place, prompt in enumerate(prompts):
             with about(place, len(prompts)):
                 text, ids, salt = self.reader.read(prompt, sampling)
-                requests.append(self.make(text, ids, sampling, salt=salt))
+                own = {} if adapters is None else {"adapter": adapters[place]}
+                requests.append(self.make(text, ids, sampling, salt=salt, **own))
         found = []
         for place, done in enumerate(self.drive(requests, AS_STATED if params.pooling is None else params.pooling)):
             if done.pooled is None:

@@ -10,7 +10,7 @@ import pytest
 from engines import BACKENDS, greedy, open_llm
 from lora_company_helpers import ON, PROMPTS, asked, said
 
-from tokenmill import SamplingParams
+from tokenmill import SamplingParams, UserError
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,12 @@ def test_n_beams_grammars_and_vectors(base: Path, adapters: dict[str, Path]) -> 
             assert params is held or len({str(each) for each in alone}) > 1
         prompt = {"prompt_token_ids": PROMPTS[5]}
         vectors = [llm.embed(prompt, False, lora_request=each)[0].outputs.embedding for each in (one, None, one)]
+        together = llm.embed([prompt] * 3, False, lora_request=[one, None, one])
+        assert [each.outputs.embedding for each in together] == vectors
+        with pytest.raises(UserError, match="2 prompts but 1 adapters"):
+            llm.encode([prompt] * 2, use_tqdm=False, lora_request=[one])
+        with pytest.raises(UserError, match="one adapter for all texts"):
+            llm.score("a", ["b", "c"], use_tqdm=False, lora_request=[one, None])
         assert vectors[0] == vectors[2] != vectors[1]
 
 
