@@ -61,10 +61,9 @@ def _granite_dense(c: ModelConfig, index: int) -> bool:
 
 
 def _olmo_kind(c: ModelConfig, index: int) -> Kind:
-    """Nothing rotates where the config has null for the base of angles."""
+    """Nothing rotates where the config has null for the base of angles, in the settings or (without one) beside."""
     said = c.data.get("rope_parameters")
-    bases = [each["rope_theta"] for each in (said, c.data) if isinstance(each, dict) and "rope_theta" in each]
-    return Kind(rotates=not bases or any(base is not None for base in bases))
+    return Kind(rotates={**c.data, **(said if isinstance(said, dict) else {})}.get("rope_theta") is not None)
 
 
 def _olmo_norms(at: Build, recurrent: bool) -> Norms:
@@ -282,7 +281,7 @@ ROWS: dict[str, Family] = {
     ),
     "OlmoHybridForCausalLM": Family(
         Fields("olmo_hybrid",
-               defaults={**GATED, "num_key_value_heads": None, "max_position_embeddings": 65536,
+               defaults={**GATED, "rope_theta": 10000.0, "num_key_value_heads": None, "max_position_embeddings": 65536,
                          "attention_bias": False, "layer_types": None, "linear_num_key_heads": None,
                          "linear_num_value_heads": None, "linear_key_head_dim": None, "linear_value_head_dim": None,
                          "linear_conv_kernel_dim": 4, "linear_allow_neg_eigval": True},

@@ -116,6 +116,9 @@ TWISTS: list[tuple[str, dict[str, Any], str]] = [
     ("ApertusForCausalLM", {"rope_parameters": None, "rope_scaling": {}}, ""),
     ("MambaForCausalLM", {"mixer_rms_eps": 1e-3}, ""),
     ("BambaForCausalLM", {"partial_rotary_factor": None, "rope_parameters": GONE}, ""),
+    ("OlmoHybridForCausalLM", {"rope_parameters": None}, ""),
+    ("OlmoHybridForCausalLM", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, ""),
+    ("OlmoHybridForCausalLM", {"rope_parameters": GONE, "rope_theta": 500.0}, ""),
     ("FalconForCausalLM", {"multi_query": None, "new_decoder_architecture": False, "num_kv_heads": 4}, ""),
 ]  # fmt: skip
 """(family, what is changed, what the refusal says; "": equal)."""
