@@ -225,9 +225,8 @@ def load_runner(
         checkpoint.close()
     _tell(config, model, kernels, mesh, reasons)
     record = not config.execute.enforce_eager and _recordable(kernels, model, device)
-    drafts = load_drafter(
-        config, read_speculation(config.speculate), Target(model, source, dtype, device, kernels, record)
-    )
+    target = Target(model, source, dtype, device, kernels, record)
+    drafts = load_drafter(config, read_speculation(config.speculate), target)
     keep_widened(config, kernels, dtype, device, reasons)
     bed.take(model, drafts.drafter, kernels)
     specs = model.spec.kv_specs + drafts.kv_specs

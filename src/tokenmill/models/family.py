@@ -73,10 +73,9 @@ def make_layer(c: ModelConfig, b: Build, at: Build, shape: Shape, heads: Heads |
     if shape.single is not None:
         return Single(shape.single(c, b, at, index), norm(c, at, shape.norms, shape.norms.before[0], hidden))
     assert heads is not None
-    attention: Block | None = None if shape.mixer is None else shape.mixer(c, at, index)
-    norms = shape.norms if shape.layer_norms is None else shape.layer_norms(at, attention is not None)
-    if attention is None:
-        attention = make_attention(c, b, at, shape.attend, norms, heads, index)
+    mixer = None if shape.mixer is None else shape.mixer(c, at, index)
+    norms = shape.norms if shape.layer_norms is None else shape.layer_norms(at, mixer is not None)
+    attention: Block = make_attention(c, b, at, shape.attend, norms, heads, index) if mixer is None else mixer
     mlp: Block
     if shape.mix is None or shape.mix.dense(c, index):
         mlp = make_feed(c, at, shape.feed, norms)
