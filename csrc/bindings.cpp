@@ -159,13 +159,13 @@ void short_conv(Address x, Address out, Address weight, Address bias, Address st
 
 void delta_rule(Address mixed, Address gates, Address out, Address state, Address rate, Address shift,
                 const std::tuple<int64_t, int64_t, int64_t, int64_t>& heads, int64_t stride, int64_t gates_stride,
-                float most_beta, int type, bool tiled, const Step& step) {
+                float most_beta, int type, bool by_key, bool tiled, const Step& step) {
   const auto [key_heads, value_heads, key_dim, value_dim] = heads;
   require(key_heads > 0 && value_heads % key_heads == 0 && value_dim > 0, "delta_rule: heads");
   require(key_dim > 0 && key_dim <= kMostKeys, "delta_rule: keys are too wide");
   const DeltaOp op{raw(mixed), raw(gates), raw(out), at<float>(state), at<const float>(rate), at<const float>(shift),
                    key_heads, value_heads, key_dim, value_dim, stride, gates_stride, most_beta,
-                   static_cast<Type>(type), tiled, row_step(step)};
+                   static_cast<Type>(type), by_key, tiled, row_step(step)};
   const double work = static_cast<double>(value_heads * key_dim * value_dim) * 4;
   submit(work * op.step.query_start[op.step.sequences], [op] { table().delta_rule(op); });
 }

@@ -322,14 +322,15 @@ struct GateOp {  // out = act(gate) norm(x), or norm(act(gate) x) if the gate co
 
 struct DeltaOp {  // kernels/states.py says what it computes
   const void* mixed;  // [T, (q | k | v)], row stride in elements
-  const void* gates;  // [T, (beta | rate)]
+  const void* gates;  // [T, (beta | pace)]
   void* out;          // [T, value_heads, value_dim]
   float* state;       // [rows, value_heads, key_dim, value_dim]
-  const float* rate;  // [value_heads], shift alike
-  const float* shift;
+  const float* rate;  // [value_heads]
+  const float* shift;  // [value_heads], or [value_heads, key_dim] (by_key); paces alike
   int64_t key_heads, value_heads, key_dim, value_dim, stride, gates_stride;
   float most_beta;
   Type type;
+  bool by_key;
   bool tiled;  // value head h belongs to key head h % key_heads; else to h / (value_heads / key_heads)
   RowStep step;
 };

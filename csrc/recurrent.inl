@@ -67,7 +67,8 @@ TM_INLINE float* state_behind(const RowStep& step, int64_t sequence, int64_t t, 
   return first + (step.left && step.left[t] >= 0 ? step.left[t] : step.last(sequence)) * stride;
 }
 
-template <class T>
+// kByKey: each of a matrix's key_dim lines has a decay of its own; otherwise all have one.
+template <class T, bool kByKey>
 void delta_typed(const DeltaOp& op) {
   const int64_t keys = op.key_heads * op.key_dim, share = op.value_heads / op.key_heads;
   const float root = 1.0f / __builtin_sqrtf(static_cast<float>(op.key_dim));
@@ -78,14 +79,20 @@ void delta_typed(const DeltaOp& op) {
     float* first = op.state + head * op.key_dim * dim;
     const int64_t stride = op.value_heads * op.key_dim * dim;
     const float* before = begin_state(op.step, sequence, first, stride, op.key_dim * dim);
-    alignas(64) float q[kMostKeys], k[kMostKeys];
+    const int64_t paces = kByKey ? op.key_dim : 1;
+    alignas(64) float q[kMostKeys], k[kMostKeys], decays[kByKey ? kMostKeys : 1];
     for (int64_t t = begin; t < end; ++t) {
       const T* mixed = static_cast<const T*>(op.mixed) + t * op.stride;
       const T* gates = static_cast<const T*>(op.gates) + t * op.gates_stride;
       scaled_unit(mixed + key_head * op.key_dim, q, op.key_dim, root);
       scaled_unit(mixed + keys + key_head * op.key_dim, k, op.key_dim, 1.0f);
-      const float soft = softplus(to_float(gates[op.value_heads + head]) + op.shift[head]);
-      const F decay = splat(__builtin_expf(-op.rate[head] * soft));
+      for (int64_t i = 0; i < paces; ++i) {
+        const int64_t at = head * paces + i;
+        const float soft = softplus(to_float(gates[op.value_heads + at]) + op.shift[at]);
+        decays[i] = __builtin_expf(-op.rate[head] * soft);
+      }
+      const F same = splat(decays[0]);
+      auto decay = [&](int64_t i) { return kByKey ? splat(decays[i]) : same; };
       const F beta = splat(op.most_beta / (1.0f + __builtin_expf(-to_float(gates[head]))));
       const T* values = mixed + 2 * keys + head * dim;
       T* out = static_cast<T*>(op.out) + (t * op.value_heads + head) * dim;
@@ -94,12 +101,12 @@ void delta_typed(const DeltaOp& op) {
         const int64_t n = dim - j;
         F known = zero();
         for (int64_t i = 0; i < op.key_dim; ++i) {
-          known = fma(splat(k[i]), mul(load_part(before + i * dim + j, n), decay), known);
+          known = fma(splat(k[i]), mul(load_part(before + i * dim + j, n), decay(i)), known);
         }
         const F delta = mul(sub(load_part(values + j, n), known), beta);
         F y = zero();
         for (int64_t i = 0; i < op.key_dim; ++i) {
-          const F s = fma(splat(k[i]), delta, mul(load_part(before + i * dim + j, n), decay));
+          const F s = fma(splat(k[i]), delta, mul(load_part(before + i * dim + j, n), decay(i)));
           store_part(state + i * dim + j, s, n);
           y = fma(splat(q[i]), s, y);
         }
@@ -110,7 +117,10 @@ void delta_typed(const DeltaOp& op) {
   };
   parallel_for(op.step.sequences * op.value_heads, task);
 }
-void delta_rule(const DeltaOp& op) { op.type == Type::f32 ? delta_typed<float>(op) : delta_typed<bf16>(op); }
+void delta_rule(const DeltaOp& op) {
+  if (op.by_key) return op.type == Type::f32 ? delta_typed<float, true>(op) : delta_typed<bf16, true>(op);
+  op.type == Type::f32 ? delta_typed<float, false>(op) : delta_typed<bf16, false>(op);
+}
 
 template <class T>
 void space_typed(const SpaceOp& op) {

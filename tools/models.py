@@ -81,6 +81,9 @@ OWN_FILES = {
     "Qwen3NextForCausalLM": "gated delta layers, gated attention, experts; its layers for drafts, too",
     "Qwen3_5ForCausalLM": "text only; gated delta layers and gated attention",
     "Qwen3_5MoeForCausalLM": "the same with experts",
+    "KimiLinearForCausalLM": "a delta rule with a decay for each line of its matrices in most layers, latent attention "
+    "without rotation in the others; shared and routed experts; Kimi Linear; on GPUs its prompts are computed token "
+    "by token",
     "DeepseekV2ForCausalLM": "latent attention, shared and routed experts",
     "DeepseekV3ForCausalLM": "latent attention, shared and routed experts; also Kimi K2; its layers for drafts, too",
     "DeepseekV32ForCausalLM": "DeepSeek V3 with an index that chooses the keys that a token sees (on a CPU in plain "

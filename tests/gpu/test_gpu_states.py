@@ -50,11 +50,13 @@ TOTAL = sum(n for grants in STEPS for _, n in grants)
 
 @pytest.mark.parametrize("steady", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("by_key", [False, True])
 @pytest.mark.parametrize("heads", [(16, 32, 128, 128), (2, 4, 64, 128), (3, 3, 40, 24)])
-def test_delta_rule(heads, dtype, steady):
+def test_delta_rule(heads, by_key, dtype, steady):
     hk, hv, dk, dv = heads
-    spec = DeltaSpec(*heads, rate=torch.rand(hv) * 4, shift=torch.randn(hv))
-    mixed, gates = torch.randn(TOTAL, 2 * hk * dk + hv * dv).to(dtype), torch.randn(TOTAL, 2 * hv).to(dtype)
+    paces = hv * dk if by_key else hv
+    spec = DeltaSpec(*heads, rate=torch.rand(hv) * 4, shift=torch.randn(paces))
+    mixed, gates = torch.randn(TOTAL, 2 * hk * dk + hv * dv).to(dtype), torch.randn(TOTAL, hv + paces).to(dtype)
     plain, part = ReferenceKernels(), ("float32", (hv, dk, dv))
     exact, states = run(
         plain, "cpu", part, lambda ctx, s, at: plain.recur_((mixed[at].float(), gates[at].float()), spec, s, ctx)

@@ -126,13 +126,15 @@ class KVView:
 
 @dataclass(slots=True)
 class NormSpec:
-    """y = (x - mean if layer) / sqrt(var + eps) * (weight + offset) + bias, computed in float32."""
+    """y = (x - mean if layer) / sqrt(var + eps) * (weight + offset) + bias, computed in float32. gate: what a gate is
+    turned into before it multiplies."""
 
     weight: Tensor
     eps: float
     kind: Literal["rms", "layer"] = "rms"
     bias: Tensor | None = None
     offset: float = 0.0
+    gate: Literal["silu", "sigmoid"] = "silu"
 
 
 @dataclass(slots=True)
@@ -176,8 +178,9 @@ class AttentionSpec:
 @dataclass(slots=True)
 class DeltaSpec:
     """One layer with a gated delta rule. Every key head serves value_heads / key_heads value heads: neighbours, or
-    (tiled) heads that lie key_heads apart. rate and shift [Hv] in float32 say how fast each value head forgets, and
-    most_beta which part of an old value a new one replaces at the most.
+    (tiled) heads that lie key_heads apart. rate [Hv] and shift in float32 say how fast each value head forgets: all of
+    its matrix alike (shift [Hv]), or each of its lines, of which a key has one number (shift [Hv * Dk]). most_beta says
+    which part of an old value a new one replaces at the most.
     """
 
     key_heads: int
@@ -188,6 +191,11 @@ class DeltaSpec:
     shift: Tensor
     tiled: bool = False
     most_beta: float = 1.0
+
+    @property
+    def by_key(self) -> bool:
+        """Does each line of a matrix have a decay of its own?"""
+        return len(self.shift) != self.value_heads
 
 
 @dataclass(slots=True)

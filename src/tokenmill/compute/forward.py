@@ -269,8 +269,8 @@ class Kernels(RoundsLines, Protocol):
     def norm(
         self, x: Tensor, spec: NormSpec, gate: Tensor | None = None, size: int = 0, *, first: bool = False
     ) -> Tensor:
-        """The norm of x [..., D]. With a gate (x and gate [T, D]): silu(gate) norm(x), or norm(silu(gate) x) if the
-        gate comes `first`, by the root mean square of every `size` columns; spec.weight [size] or [D]."""
+        """The norm of x [..., D]. With a gate (x and gate [T, D]): act(gate) norm(x), or norm(act(gate) x) if the gate
+        comes `first` (act: spec.gate), by the root mean square of every `size` columns; spec.weight [size] or [D]."""
         ...
 
     def pack(self, matrix: StoredMatrix) -> Packed | None:
@@ -355,7 +355,7 @@ class Kernels(RoundsLines, Protocol):
         type:
 
             ConvSpec   x [T, C]                                          state [R + 1, K - 1, C]       -> [T, C]
-            DeltaSpec  mixed [T, (q | k | v)], gates [T, (beta | rate)]  state [R + 1, Hv, Dk, Dv]     -> [T, Hv, Dv]
+            DeltaSpec  mixed [T, (q | k | v)], gates [T, (beta | pace)]  state [R + 1, Hv, Dk, Dv]     -> [T, Hv, Dv]
             SpaceSpec  mixed [T, (x | b | c)], rates [T, H]              state [R + 1, H, N, P]        -> [T, H * P]
             ScanSpec   x and rates [T, C], mixed [T, (b | c)]            state [R + 1, N, C]           -> [T, C]
         """

@@ -93,7 +93,7 @@ class ReferenceKernels:
     ) -> Tensor:
         """x [..., D] -> the same shape and dtype, statistics in float32."""
         if gate is not None:
-            return self.gated_norm(x, gate, spec, size, first=first)
+            return self.gated_norm(x, gate, spec, size, first=first, act=spec.gate)
         self.count("norm")
         return pointwise.norm(x, spec)
 

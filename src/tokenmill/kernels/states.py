@@ -57,11 +57,11 @@ def short_conv_(inputs: Sequence[Tensor], spec: ConvSpec, state: Tensor, ctx: Fo
 
 
 def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-    """The gated delta rule: mixed [T, (q | k | v)], gates [T, (beta | rate)] -> [T, Hv, Dv], computed in float32.
+    """The gated delta rule: mixed [T, (q | k | v)], gates [T, (beta | pace)] -> [T, Hv, Dv], computed in float32.
 
     Of each value head's matrix S [Dk, Dv] (state [R + 1, Hv, Dk, Dv]), with k and q of length 1:
-    S = exp(-spec.rate softplus(rate + spec.shift)) S;  S += k (b (v - k S));  out = (q / sqrt(Dk)) S,
-    where b = spec.most_beta sigmoid(beta).
+    S = exp(-spec.rate softplus(pace + spec.shift)) S;  S += k (b (v - k S));  out = (q / sqrt(Dk)) S,
+    where b = spec.most_beta sigmoid(beta). A head has one pace, or (spec.by_key) one for each of its Dk lines.
     """
     mixed, gates = inputs
     keys, values = spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim
@@ -72,14 +72,16 @@ def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: F
     heads = heads % spec.key_heads if spec.tiled else heads // groups
     q, k = (_unit(part.unflatten(-1, (spec.key_heads, -1)))[:, heads] for part in (q, k))
     q = q * spec.key_dim**-0.5
-    beta, rate = (part.float().contiguous() for part in gates.chunk(2, dim=-1))
-    decay = torch.exp(-spec.rate * row_stable.softplus(rate + spec.shift))
+    gates = gates.float()
+    beta, pace = (part.contiguous() for part in gates.tensor_split((spec.value_heads,), dim=-1))
+    soft = row_stable.softplus(pace + spec.shift).unflatten(-1, (spec.value_heads, -1))
+    decay = torch.exp(-spec.rate[:, None] * soft)[..., None]
     beta = row_stable.sigmoid(beta) * spec.most_beta
     out = torch.empty_like(v)
     for row, tokens, begins, left in spans_of(ctx):
         s = _matrix(state[row], begins)
         for t, place in enumerate(left, tokens.start):
-            s *= decay[t][:, None, None]
+            s *= decay[t]
             delta = (v[t] - (s * k[t][:, :, None]).sum(1)) * beta[t][:, None]
             s += k[t][:, :, None] * delta[:, None, :]
             out[t] = (s * q[t][:, :, None]).sum(1)

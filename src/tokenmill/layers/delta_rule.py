@@ -5,6 +5,7 @@ Knows nothing of families: they say how heads are shaped and how the product's r
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -81,6 +82,10 @@ class DeltaNames:
     gates: tuple[str, str, str] = ("in_proj_z", "in_proj_b", "in_proj_a")
     norm: str = "norm"
     output: str = "out_proj"
+    rate: str = "A_log"
+    shift: str = "dt_bias"
+    narrow: tuple[str, str] | None = None
+    """The products of z and rates have two steps: these first ones, to the width of one head, and those of `gates`."""
 
 
 class GatedDelta(Projected):
@@ -90,12 +95,13 @@ class GatedDelta(Projected):
         """b: where the layer's tensors lie; products stored apart, as `names` says, or head by head (in_proj_qkvz)."""
         names = names or DeltaNames()
         b = b.alone(_WHAT) if heads.tiled else share_out(b, _WHAT, heads.value_heads, heads.key_heads)
-        self.products = _joined(b, hidden, heads) if b.has("in_proj_qkvz.weight") else _apart(b, hidden, heads, names)
+        self.products = self._make(b, hidden, heads, names)
         taps = _taps(b, heads, names.taps)
         self.conv = ConvSpec(taps[local_rows(b.group, heads.mixed).to(b.device), 0].t().contiguous())
         own = heads.values(1).index(0, b.group).to(b.device)
-        rate = b.tensor("A_log", (heads.value_heads,), torch.float32)[own].exp()
-        shift = b.tensor("dt_bias", (heads.value_heads,), torch.float32)[own]
+        rate = _flat(b, names.rate, heads.value_heads)[own].exp()
+        paces = heads.values(self.paces(heads))
+        shift = b.tensor(names.shift, (paces.rows,), torch.float32)[paces.index(0, b.group).to(b.device)]
         self.heads = mine = heads.of(b.group.size)
         sizes = mine.key_heads, mine.value_heads, mine.key_dim, mine.value_dim
         self.spec = DeltaSpec(*sizes, rate=rate, shift=shift, tiled=heads.tiled, most_beta=heads.most_beta)
@@ -104,6 +110,14 @@ class GatedDelta(Projected):
         kept = str(b.dtype).removeprefix("torch.")
         parts = ((kept, (heads.taps - 1, mine.channels)), (b.kernels.state_dtype, mine.state))
         self.state = b.add_state(StateSpec(parts))
+
+    def _make(self, b: Build, hidden: int, heads: DeltaHeads, names: DeltaNames) -> list[ColumnLinear]:
+        return _joined(b, hidden, heads) if b.has("in_proj_qkvz.weight") else _apart(b, hidden, heads, names)
+
+    @staticmethod
+    def paces(heads: DeltaHeads) -> int:
+        """How many decays a value head has."""
+        return 1
 
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
         """Delta of norm(x), before the output matrix; x [T, hidden]."""
@@ -123,6 +137,44 @@ class GatedDelta(Projected):
         if len(made) == 1:
             return list(made[0].split(sizes, dim=-1))
         return [made[0], *made[1].split(sizes[1:], dim=-1)]
+
+
+class KeyedDelta(GatedDelta):
+    """Kimi's: each line of a head's matrix has a decay of its own, z passes through a sigmoid, and both are made in two
+    steps."""
+
+    def __init__(self, b: Build, hidden: int, heads: DeltaHeads, eps: float, names: DeltaNames) -> None:
+        super().__init__(b, hidden, heads, eps, names)
+        self.norm = replace(self.norm, gate="sigmoid")
+
+    def _make(self, b: Build, hidden: int, heads: DeltaHeads, names: DeltaNames) -> list[ColumnLinear]:
+        """Of the input: queries, keys, values, betas and, whole on every rank, what z and paces are made of."""
+        assert names.narrow is not None
+        z, beta, pace = names.gates
+        low = dict.fromkeys(names.narrow, Rows(heads.value_dim, 1, bare=True, repeats=True))
+        first = {**dict(zip(names.qkv, heads.mixed, strict=True)), beta: heads.values(1), **low}
+        wide = ((z, heads.values(heads.value_dim)), (pace, heads.values(self.paces(heads))))
+        return [ColumnLinear(b, hidden, first), *(ColumnLinear(b, heads.value_dim, {name: r}) for name, r in wide)]
+
+    @staticmethod
+    def paces(heads: DeltaHeads) -> int:
+        """One for each line."""
+        return heads.key_dim
+
+    def _products(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None) -> list[Tensor]:
+        heads = self.heads
+        first, wide, paces = (part.weight for part in self.products)
+        mixed, beta, *low = first.matmul(x, ctx, norm=norm).split(
+            (heads.channels, heads.value_heads, heads.value_dim, heads.value_dim), dim=-1
+        )
+        z, pace = (weight.matmul(one.contiguous(), ctx) for weight, one in zip((wide, paces), low, strict=True))
+        return [mixed, z, torch.cat((beta, pace), dim=-1)]
+
+
+def _flat(b: Build, name: str, count: int) -> Tensor:
+    """So many numbers, whatever the shape in which they are stored."""
+    shape = b.checkpoint.shape(b.path(name)) if b.has(name) else None
+    return b.tensor(name, shape if shape and math.prod(shape) == count else (count,), torch.float32).view(-1)
 
 
 def _taps(b: Build, heads: DeltaHeads, names: tuple[str, ...]) -> Tensor:

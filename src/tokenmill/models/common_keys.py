@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-POSITION_NAMES = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
+POSITION_NAMES = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "model_max_length")
 ROPE = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 NO_BIAS: dict[str, tuple[Any, ...]] = {"attention_bias": (False,), "mlp_bias": (False,), "lm_head_bias": (False,)}
 NO_MLP_BIAS: dict[str, tuple[Any, ...]] = {"mlp_bias": (False,), "lm_head_bias": (False,)}

@@ -67,6 +67,23 @@ _FILES: dict[str, Fields] = {
         only={**NO_MLP_BIAS, "hidden_act": ("silu",), "swiglu_limit": (7.0,), "swiglu_alpha": (1.702,)},
         ignored=(*MOE, "initial_context_length"),
     ),
+    "KimiLinearForCausalLM": Fields(
+        "kimi_linear",
+        needed=(*SIZES, "moe_intermediate_size", "num_experts"),
+        defaults={**without(GATED, *ROPE), "rms_norm_eps": 1e-5, "model_max_length": 1048576, "attention_bias": False,
+                  "num_key_value_heads": 32, "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+                  "qk_rope_head_dim": 64, "v_head_dim": 128, "linear_attn_config": None, "linear_head_dim": None,
+                  "linear_num_heads": None, "linear_conv_kernel_dim": None, "layer_types": None,
+                  "mlp_layer_types": None, "first_k_dense_replace": 1, "topk_group": 1, "routed_scaling_factor": 2.446,
+                  **dict.fromkeys(("num_local_experts", "num_experts_per_token", "num_experts_per_tok",
+                                   "moe_renormalize", "norm_topk_prob", "num_expert_group", "n_group",
+                                   "num_shared_experts", "n_shared_experts"))},
+        only={**NO_MLP_BIAS, **SIGMOID, "moe_router_activation_func": ("sigmoid",), "use_grouped_topk": (True,),
+              "mla_use_nope": (True,), "moe_layer_freq": (1,), "num_nextn_predict_layers": (0,),
+              "num_mtp_layers": (0,), "tie_word_embeddings": (False,)},
+        # Nothing rotates.
+        ignored=(*MOE, *ROPE, "head_dim", "qk_head_dim"),
+    ),
     "DeepseekV2ForCausalLM": Fields(
         "deepseek_v2",
         needed=(*SIZES, "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok"),

@@ -28,8 +28,11 @@ _EPS = 1e-6
 class LatentAttention(Projected):
     """Multi-head latent attention with absorbed up-projections."""
 
-    def __init__(self, c: ModelConfig, b: Build, hidden: int, index: MakeIndex | None = None) -> None:
-        """index: makes what chooses the keys that a token sees; without one it sees all."""
+    def __init__(
+        self, c: ModelConfig, b: Build, hidden: int, index: MakeIndex | None = None, *, rotates: bool = True
+    ) -> None:
+        """index: makes what chooses the keys that a token sees; without one it sees all. rotates: False: the part of
+        keys that others rotate is there, and stays as it is."""
         heads, bias = c.need("num_attention_heads", int), c.get("attention_bias", bool, False)
         self.nope, self.rotated = c.need("qk_nope_head_dim", int), c.need("qk_rope_head_dim", int)
         self.latent, self.value = c.need("kv_lora_rank", int), c.need("v_head_dim", int)
@@ -59,7 +62,7 @@ class LatentAttention(Projected):
             heads=self.forms.parts[0].shape[0],
             kv=kv,
             scale=(self.nope + self.rotated) ** -0.5 * attention_gain(settings),
-            rope=make_rope(b, settings, interleaved=_interleaved(c), start=self.latent),
+            rope=make_rope(b, settings, interleaved=_interleaved(c), start=self.latent) if rotates else None,
         )
         self.temper = _temper(c, b, self.spec.heads * kv.key_dim) if tempered else None
         self.index = None if index is None else index(b, settings)

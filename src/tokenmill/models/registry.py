@@ -46,6 +46,7 @@ _FAMILIES = {
     "Gemma3nForCausalLM": "gemma3n",
     "Gemma4ForCausalLM": "gemma4",
     "GptOssForCausalLM": "gpt_oss",
+    "KimiLinearForCausalLM": "kimi_linear",
     "OPTForCausalLM": "opt",
     **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), "qwen3_next"),
     **dict.fromkeys(TABLE, "family"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from paged_batch import PagedBatch
@@ -25,18 +27,20 @@ def operations():
     torch.manual_seed(0)
     taps, bias, gates = torch.randn(4, 24), torch.randn(24), torch.randn(64, 8)
     delta = DeltaSpec(2, 4, 8, 4, rate=torch.rand(4), shift=torch.randn(4))
+    keyed = replace(delta, shift=torch.randn(32))
     space = SpaceSpec(4, 6, 2, 5, *torch.rand(3, 4))
     fixed = ScanSpec(torch.rand(5, 20), torch.rand(20))
     return {
         "conv": ((3, 24), lambda k, x, s, c: k.recur_((x[:, :24],), ConvSpec(taps, bias), s, c)),
         "delta": ((4, 8, 4), lambda k, x, s, c: k.recur_((x[:, :48], x @ gates), delta, s, c)),
+        "keyed": ((4, 8, 4), lambda k, x, s, c: k.recur_((x[:, :48], x[:, 28:]), keyed, s, c)),
         "space": ((4, 5, 6), lambda k, x, s, c: k.recur_((x[:, :44], x[:, 50:54]), space, s, c)),
         "scan": ((5, 20), lambda k, x, s, c: k.recur_((x[:, :20], x[:, 20:40], x[:, 40:50]), fixed, s, c)),
     }
 
 
 @pytest.mark.parametrize("kernels", backends(), ids=lambda kernels: type(kernels).__name__)
-@pytest.mark.parametrize("name", ["conv", "delta", "space", "scan"])
+@pytest.mark.parametrize("name", ["conv", "delta", "keyed", "space", "scan"])
 def test_a_left_state_is_that_of_the_tokens_before_it(name, kernels):
     shape, compute = operations()[name]
     given = torch.randn(12, 64)

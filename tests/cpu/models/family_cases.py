@@ -283,6 +283,18 @@ def families() -> dict[str, list[Case]]:
             {"layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
              "rope_parameters": {"rope_theta": None, "rope_type": "default"}, "linear_conv_kernel_dim": 3},
             {"linear_allow_neg_eigval": False, "attention_bias": True, "num_hidden_layers": 2}),
+        # Heads of the delta rule are others than those of attention, and layers are listed in one of two ways.
+        "kimi_linear": several(
+            hf.KimiLinearConfig,
+            {**{key: value for key, value in BASE.items() if key != "max_position_embeddings"}, **LATENT, **DEEP,
+             "model_max_length": 128, "linear_head_dim": 8, "linear_num_heads": 4, "num_experts": 8,
+             "num_experts_per_token": 3, "moe_intermediate_size": 20},
+            {"linear_attn_config": {"head_dim": 12, "num_heads": 4, "short_conv_kernel_size": 4,
+                                    "kda_layers": [1, 2, 4], "full_attn_layers": [3]}},
+            {"layer_types": hybrid, "num_expert_group": 4, "topk_group": 2, "q_lora_rank": 20,
+             "first_k_dense_replace": 2, "linear_conv_kernel_dim": 3},
+            {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse", "sparse"], "num_hidden_layers": 5,
+             "moe_renormalize": False, "num_shared_experts": 2, "linear_num_heads": 2, **BIASED}),
         "lfm2": several(hf.Lfm2Config, {**BASE, **DEEP, "block_multiple_of": 8}, {"layer_types": short},
                         {"full_attn_idxs": [0, 3], "conv_bias": True, "block_auto_adjust_ff_dim": False, **LOOSE},
                         {"layer_types": short[::-1], "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3}),
@@ -407,7 +419,7 @@ FILES = {"mistral4": "Mistral4ForCausalLM", "sarvam_mla": "SarvamMLAForCausalLM"
          "deepseek_v3": "DeepseekV3ForCausalLM", "deepseek_v32": "DeepseekV32ForCausalLM",
          "glm_moe_dsa": "GlmMoeDsaForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
          "gemma3n": "Gemma3nForCausalLM", "gemma4": "Gemma4ForCausalLM",
-         "falcon_h1": "FalconH1ForCausalLM"}  # fmt: skip
+         "falcon_h1": "FalconH1ForCausalLM", "kimi_linear": "KimiLinearForCausalLM"}  # fmt: skip
 """Families here that have a file of their own."""
 
 

@@ -17,6 +17,7 @@ EXTREMES = {
     "MambaForCausalLM": {"dt_proj.bias": (-90.0, 40.0), "A_log": (-30.0, 80.0)},
     "Mamba2ForCausalLM": {"dt_bias": (-90.0, 40.0), "A_log": (-30.0, 80.0)},
     "Qwen3NextForCausalLM": {"dt_bias": (-90.0, 40.0), "A_log": (-30.0, 80.0)},
+    "KimiLinearForCausalLM": {"dt_bias": (-90.0, 40.0), "A_log": (-30.0, 80.0)},
 }
 
 
@@ -28,12 +29,13 @@ def test_gates_and_paces_at_their_ends(architecture, backend, tmp_path: Path):
     for ending, values in EXTREMES[architecture].items():
         names = [name for name in state if name.endswith(ending)]
         kept = {name: state[name].clone() for name in names}
-        assert names and set(names) <= tensors.keys()
+        stored = {name: name.replace("forget_gate.", "") for name in names}
+        assert names and set(stored.values()) <= tensors.keys()
         for value in values:
             for name in names:
                 state[name].fill_(value)
             expected = theirs(model, PROMPT)
-            changed = {**tensors, **{name: state[name].clone() for name in names}}
+            changed = {**tensors, **{stored[name]: state[name].clone() for name in names}}
             built = load({**config, "max_position_embeddings": 128}, changed, kernels=backend)
             for cut in ([80], [1, 1, 63, 15]):
                 found = ours(built, {"a": PROMPT}, [[("a", count)] for count in cut], backend)["a"]

@@ -161,6 +161,7 @@ STATES = (
     "falcon_h1-2",
     "lfm2-0",
     "olmo_hybrid-1",
+    "kimi_linear-0",
     "recurrent_gemma-1",
     "gemma4-0",
     "gemma3n-0",

@@ -119,6 +119,14 @@ TWISTS: list[tuple[str, dict[str, Any], str]] = [
     ("OlmoHybridForCausalLM", {"rope_parameters": None}, ""),
     ("OlmoHybridForCausalLM", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, ""),
     ("OlmoHybridForCausalLM", {"rope_parameters": GONE, "rope_theta": 500.0}, ""),
+    ("KimiLinearForCausalLM", {"rope_scaling": {**_OWN_YARN, "mscale_all_dim": 1.0}, "rope_theta": 500.0}, ""),
+    ("KimiLinearForCausalLM", {"linear_attn_config": GONE, "linear_head_dim": 8, "layer_types": GONE}, ""),
+    ("KimiLinearForCausalLM", {"linear_attn_config": {"kda_layers": [1, 2, 4]}}, "full_attn_layers' is missing"),
+    ("KimiLinearForCausalLM", {"linear_attn_config": {"gate_lower_bound": -5.0}}, "'linear_attn_config.gate_lower"),
+    ("KimiLinearForCausalLM", {"linear_head_dim": 5}, "'linear_head_dim' = 5 contradicts"),
+    ("KimiLinearForCausalLM", {"num_experts_per_tok": 2}, "'num_experts_per_tok' = 2 contradicts"),
+    ("KimiLinearForCausalLM", {"mla_use_nope": False}, "'mla_use_nope' = False"),
+    ("KimiLinearForCausalLM", {"tie_word_embeddings": True}, "'tie_word_embeddings' = True"),
     ("FalconForCausalLM", {"multi_query": None, "new_decoder_architecture": False, "num_kv_heads": 4}, ""),
 ]  # fmt: skip
 """(family, what is changed, what the refusal says; "": equal)."""

@@ -23,8 +23,9 @@ STEPS = [
 HEADS = [(2, 4, 16, 16), (1, 1, 20, 40)]
 
 
-def delta(heads: tuple[int, int, int, int]) -> DeltaSpec:
-    return DeltaSpec(*heads, rate=torch.rand(heads[1]) * 4, shift=torch.randn(heads[1]), tiled=heads[0] == 2,
+def delta(heads: tuple[int, int, int, int], paces: int = 1) -> DeltaSpec:
+    """paces: how many a head has."""
+    return DeltaSpec(*heads, rate=torch.rand(heads[1]) * 4, shift=torch.randn(heads[1] * paces), tiled=heads[0] == 2,
                      most_beta=2.0 if heads[0] == 2 else 1.0)  # fmt: skip
 
 
@@ -53,11 +54,13 @@ def base(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("base")
+@pytest.mark.parametrize("by_key", [False, True])
 @pytest.mark.parametrize(("heads", "steady"), [(HEADS[0], False), (HEADS[1], False), (HEADS[1], True)])
-def test_delta_rule(heads, steady):
-    spec, (hk, hv, dk, dv) = delta(heads), heads
+def test_delta_rule(heads, steady, by_key):
+    paces, (hk, hv, dk, dv) = heads[2] if by_key else 1, heads
+    spec = delta(heads, paces)
     given = [torch.randn(sum(n for _, n in grants), 2 * hk * dk + hv * dv + 5) for grants in STEPS]
-    gates = [torch.randn(len(one), 2 * hv) for one in given]
+    gates = [torch.randn(len(one), hv * (1 + paces)) for one in given]
 
     def compute(kernels):
         left = iter(zip(given, gates, strict=True))

@@ -248,7 +248,7 @@ class CpuKernels(ReferenceKernels):
     ) -> Tensor:
         """x [..., D] -> the same shape and dtype, statistics in float32."""
         if gate is not None:
-            return self.gated_norm(x, gate, spec, size, first=first)
+            return self.gated_norm(x, gate, spec, size, first=first, act=spec.gate)
         kind = TYPES.get(x.dtype)
         if kind is None or spec.weight.dtype not in TYPES:
             self.count("norm", fallback=True)

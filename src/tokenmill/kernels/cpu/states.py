@@ -69,7 +69,7 @@ def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: F
     addresses = mixed.data_ptr(), gates.data_ptr(), out.data_ptr(), state.data_ptr()
     fixed = spec.rate.data_ptr(), spec.shift.data_ptr(), heads
     strides, step = (mixed.stride(0), gates.stride(0)), step_of(ctx, state.shape[0])
-    _native.delta_rule(*addresses, *fixed, *strides, spec.most_beta, kind, spec.tiled, step)
+    _native.delta_rule(*addresses, *fixed, *strides, spec.most_beta, kind, spec.by_key, spec.tiled, step)
     return out
 
 

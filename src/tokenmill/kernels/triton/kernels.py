@@ -92,7 +92,7 @@ class TritonKernels(ProductKernels):
     ) -> Tensor:
         """x [..., D] -> the same shape and dtype."""
         if gate is not None:
-            return self.gated_norm(x, gate, spec, size, first=first)
+            return self.gated_norm(x, gate, spec, size, first=first, act=spec.gate)
         if x.shape[-1] > pointwise.WIDEST or x.numel() == 0:
             self.count("norm", fallback=True)
             return super().norm(x, spec)

@@ -42,8 +42,8 @@ def _store_kernel(
     qkv_ptr, q_ptr, key_ptr, scale_ptr, slot_ptr, position_ptr, cos_ptr, sin_ptr,
     stride, key_block, key_row, scale_block, scale_row,
     H: tl.constexpr, L: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr, HEADS: tl.constexpr,
-    BL: tl.constexpr, BR: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, KIND: tl.constexpr,
-    PDL: tl.constexpr,
+    BL: tl.constexpr, BR: tl.constexpr, BLOCK: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
+    KIND: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     token = tl.program_id(0).to(tl.int64)
@@ -54,7 +54,7 @@ def _store_kernel(
             wait(PDL)
             rows = qkv_ptr + token * stride + H * (L + R) + one[:, None]
             x = rotated(rows, cos_ptr, cos_ptr, sin_ptr, tl.load(position_ptr + token), (one == 0)[:, None], d, 0.0,
-                        L + R, False, 0.0, True, L, R, INTERLEAVED)  # fmt: skip
+                        L + R, False, 0.0, ROPE, L, R, INTERLEAVED)  # fmt: skip
             slot = tl.load(slot_ptr + token)
             put(x.to(qkv_ptr.dtype.element_ty).to(tl.float32), one == 0,
                 key_ptr + slot // SIZE * key_block + slot % SIZE * key_row + one,
@@ -73,15 +73,16 @@ def _store_kernel(
         mate, angle = tl.where(r < HALF, r + HALF, r - HALF), tl.where(r < HALF, r, r - HALF)
         sign = tl.where(r < HALF, -1.0, 1.0)
     wait(PDL)
-    position = tl.load(position_ptr + token)
-    cos = tl.load(cos_ptr + position * HALF + angle, mask=r < R, other=1.0)
-    sin = tl.load(sin_ptr + position * HALF + angle, mask=r < R, other=0.0) * sign
     source = qkv_ptr + token * stride + head[:, None] * D
     real = (head <= H)[:, None]
     plain = tl.load(source + low[None, :], mask=real & (low < L)[None, :], other=0.0)
     x = tl.load(source + L + r[None, :], mask=real & (r < R)[None, :], other=0.0).to(tl.float32)
-    other = tl.load(source + L + mate[None, :], mask=real & (r < R)[None, :], other=0.0).to(tl.float32)
-    x = x * cos[None, :] + other * sin[None, :]
+    if ROPE:
+        position = tl.load(position_ptr + token)
+        cos = tl.load(cos_ptr + position * HALF + angle, mask=r < R, other=1.0)
+        sin = tl.load(sin_ptr + position * HALF + angle, mask=r < R, other=0.0) * sign
+        other = tl.load(source + L + mate[None, :], mask=real & (r < R)[None, :], other=0.0).to(tl.float32)
+        x = x * cos[None, :] + other * sin[None, :]
     target = q_ptr + token * H * D + head[:, None] * D
     query = (head < H)[:, None]
     tl.store(target + low[None, :], plain, mask=query & (low < L)[None, :])
@@ -95,28 +96,28 @@ def _store_kernel(
 
 
 def serves(spec: AttentionSpec, ctx: ForwardContext) -> bool:
-    """Plain latent attention: the rotated part comes last, tables are contiguous."""
+    """Plain latent attention: what rotates, if anything does, comes last; tables are contiguous."""
     kv, rope, view = spec.kv, spec.rope, ctx.kv[spec.layer]
-    rotated = rope is not None and rope.start == kv.value_dim and rope.dim == kv.key_dim - kv.value_dim
+    rotated = rope is None or (rope.start == kv.value_dim and rope.dim == kv.key_dim - kv.value_dim)
     bare = spec.q_norm is None and spec.k_norm is None and spec.sinks is None and spec.alibi is None
     plain = can_store(view) and ctx.groups[spec.group].first is None
     return rotated and bare and plain and not spec.softcap and not spec.window and kv.value_dim <= 512
 
 
 def prepare_latent(qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext, *, pdl: bool) -> Tensor:
-    """qkv [T, H * Dk + Dk] -> q [T, H, Dk] rotated; the vector goes to its slot."""
+    """qkv [T, H * Dk + Dk] -> q [T, H, Dk], rotated where keys are; the vector goes to its slot."""
     tokens, kv, rope = qkv.shape[0], ctx.kv[spec.layer], spec.rope
-    assert rope is not None
     width, latent = spec.kv.key_dim, spec.kv.value_dim
     q = torch.empty((tokens, spec.heads, width), dtype=qkv.dtype, device=qkv.device)
     together = max(1, min(pow2(spec.heads), 4096 // pow2(latent)))
     kind, scales = kinds_of(kv)["K_KIND"], scale_strides(kv)
     _store_kernel[(tokens, triton.cdiv(spec.heads + 1, together) + (kind.PER > 1))](
-        qkv, q, kv.key, scales_of(kv)[0], ctx.groups[spec.group].slots, ctx.positions, rope.cos, rope.sin,
+        qkv, q, kv.key, scales_of(kv)[0], ctx.groups[spec.group].slots, ctx.positions,
+        None if rope is None else rope.cos, None if rope is None else rope.sin,
         qkv.stride(0), kv.key.stride(0), kv.key.stride(2), scales[0], scales[2],
         H=spec.heads, L=latent, R=width - latent, SIZE=ctx.block_size, HEADS=together,
-        BL=pow2(latent), BR=pow2(width - latent), BLOCK=pow2(width), INTERLEAVED=rope.interleaved, KIND=kind, PDL=pdl,
-        num_warps=4, launch_pdl=pdl,
+        BL=pow2(latent), BR=pow2(width - latent), BLOCK=pow2(width), ROPE=rope is not None,
+        INTERLEAVED=rope is not None and rope.interleaved, KIND=kind, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return q
 
