@@ -41,6 +41,14 @@ TM_INLINE float softplus(float x) {
   return (x > 0.0f ? x : 0.0f) + __builtin_log1pf(__builtin_expf(x > 0.0f ? -x : x));
 }
 
+// The same of each of sixteen: log(1 + e) is 2 artanh(e / (2 + e)), by its series. Relative error below 4e-7.
+TM_INLINE F softplus(F x) {
+  const F small = exp(sub(zero(), abs(x))), part = div(small, add(small, splat(2.0f))), square = mul(part, part);
+  F series = splat(1.0f / 15);
+  for (int odd = 13; odd > 0; odd -= 2) series = fma(series, square, splat(1.0f / static_cast<float>(odd)));
+  return fma(add(part, part), series, max(x, zero()));
+}
+
 // x [n] as float32, at the length of `size`.
 template <class T>
 TM_INLINE void scaled_unit(const T* x, float* out, int64_t n, float size) {
@@ -79,19 +87,23 @@ void delta_typed(const DeltaOp& op) {
     float* first = op.state + head * op.key_dim * dim;
     const int64_t stride = op.value_heads * op.key_dim * dim;
     const float* before = begin_state(op.step, sequence, first, stride, op.key_dim * dim);
-    const int64_t paces = kByKey ? op.key_dim : 1;
     alignas(64) float q[kMostKeys], k[kMostKeys], decays[kByKey ? kMostKeys : 1];
     for (int64_t t = begin; t < end; ++t) {
       const T* mixed = static_cast<const T*>(op.mixed) + t * op.stride;
       const T* gates = static_cast<const T*>(op.gates) + t * op.gates_stride;
       scaled_unit(mixed + key_head * op.key_dim, q, op.key_dim, root);
       scaled_unit(mixed + keys + key_head * op.key_dim, k, op.key_dim, 1.0f);
-      for (int64_t i = 0; i < paces; ++i) {
-        const int64_t at = head * paces + i;
-        const float soft = softplus(to_float(gates[op.value_heads + at]) + op.shift[at]);
-        decays[i] = __builtin_expf(-op.rate[head] * soft);
+      F same = zero();
+      if (kByKey) {
+        for (int64_t i = 0; i < op.key_dim; i += 16) {
+          const int64_t at = head * op.key_dim + i, n = op.key_dim - i;
+          const F pace = add(load_part(gates + op.value_heads + at, n), load_part(op.shift + at, n));
+          store_part(decays + i, exp(mul(splat(-op.rate[head]), softplus(pace))), n);
+        }
+      } else {
+        const float soft = softplus(to_float(gates[op.value_heads + head]) + op.shift[head]);
+        same = splat(__builtin_expf(-op.rate[head] * soft));
       }
-      const F same = splat(decays[0]);
       auto decay = [&](int64_t i) { return kByKey ? splat(decays[i]) : same; };
       const F beta = splat(op.most_beta / (1.0f + __builtin_expf(-to_float(gates[head]))));
       const T* values = mixed + 2 * keys + head * dim;
