@@ -96,9 +96,10 @@ def _store_kernel(
 
 
 def serves(spec: AttentionSpec, ctx: ForwardContext) -> bool:
-    """Plain latent attention: what rotates, if anything does, comes last; tables are contiguous."""
+    """Plain latent attention: keys end in a part that values lack, which rotates or does not; tables are contiguous."""
     kv, rope, view = spec.kv, spec.rope, ctx.kv[spec.layer]
-    rotated = rope is None or (rope.start == kv.value_dim and rope.dim == kv.key_dim - kv.value_dim)
+    more = kv.key_dim - kv.value_dim
+    rotated = more > 0 and (rope is None or (rope.start == kv.value_dim and rope.dim == more))
     bare = spec.q_norm is None and spec.k_norm is None and spec.sinks is None and spec.alibi is None
     plain = can_store(view) and ctx.groups[spec.group].first is None
     return rotated and bare and plain and not spec.softcap and not spec.window and kv.value_dim <= 512
