@@ -191,7 +191,7 @@ LIES: dict[str, tuple[Callable[[], Made], str, Any, str]] = {
     "mlx power nan": (lambda: mlx_floats("mxfp8"), "scales", lambda t: t | 255, "not numbers"),
     "mlx powers": (lambda: mlx_floats("mxfp4"), "scales", lambda t: t * 0 + 254, "float32's range"),
     "mlx float powers": (lambda: mlx_floats("mxfp8"), "scales", lambda t: t * 0 + 254, "float32's range"),
-    "mlx offsets of floats": (lambda: mlx_floats("mxfp4"), "biases", torch.ones(OUT, 8), "holds 4 bits in .*affine"),
+    "mlx offsets of floats": (lambda: mlx_floats("mxfp4"), "biases", torch.ones(OUT, 8), "must hold floats"),
     "bytes of another form": (lambda: gptq(4), "scales", lambda t: t.to(torch.uint8), "must hold floats"),
     "table rows": (squeezed, "lookup_table", lambda t: t[:-1], "does not fit"),
     "table width": (squeezed, "lookup_table", lambda t: t[:, :9], "does not fit"),

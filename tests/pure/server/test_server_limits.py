@@ -255,7 +255,7 @@ async def test_a_deadline_holds_while_texts_are_read(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(served.context.text, "run_in_thread", never)
-    answer = await asyncio.wait_for(served.post(path, {**body, "timeout": 0.1}), 30)
+    answer = await asyncio.wait_for(served.post(path, {**body, "timeout": 0.1}), 60)
     assert answer.status_code == 408 and answer.json()["error"]["param"] == "timeout"
     assert served.context.gate.open == 0
     monkeypatch.undo()
@@ -266,7 +266,7 @@ async def test_a_deadline_holds_while_texts_are_read(
 async def test_a_deadline_holds_while_a_structure_waits_for_the_engine(start: Starter, stream: bool) -> None:
     served = await start(FakeOptions(hung=True))  # so it never says whether the structure can be compiled
     body = {"prompt": "x", "guided_choice": ["a", "b"], "timeout": 0.2, "stream": stream}
-    answer = await asyncio.wait_for(served.post("/v1/completions", body), 10)
+    answer = await asyncio.wait_for(served.post("/v1/completions", body), 60)
     assert answer.status_code == 408 and answer.json()["error"]["param"] == "timeout"
     served.options.hung = False
     assert (await served.post("/v1/completions", {**body, "timeout": 60})).status_code == 200

@@ -221,7 +221,7 @@ async def test_requests_that_wait_for_a_model_get_it_when_it_is_made_again(build
 async def test_a_deadline_holds_while_a_model_loads(build: Any, path: str) -> None:
     city = build(held_up=True)
     body = {"model": "blue", "prompt": "x"} if path == "/v1/completions" else {"model": "blue", "input": "x"}
-    answer = await asyncio.wait_for(city.post(path, {**body, "timeout": 0.1}), 30)
+    answer = await asyncio.wait_for(city.post(path, {**body, "timeout": 0.1}), 60)
     assert answer.status_code == 408 and answer.json()["error"]["param"] == "timeout"
     city.gate.set()
     assert (await city.post(path, {**body, "timeout": -1})).status_code == 400
