@@ -54,7 +54,8 @@ METHOD_FLAGS = {
     "catch_up": flag(
         "catch_up",
         float,
-        "With gptq and awq: the part of earlier layers' losses that weights make up for (default: 0.5).",
+        "With gptq and awq: the part of earlier layers' losses that weights make up for (default: 0.5; gptq of 4 bits "
+        "and more: 0).",
     ),
     "double": flag(
         "double", bool, "With nf4 and fp4: scales are rounded, too (the default).", spelled="--double/--single"

@@ -242,8 +242,8 @@ class _Run:
 
     def _streamed(self) -> None:
         recipe = self.job.recipe
-        catching_up = recipe.method in recipes.CATCHING_UP and recipe.catch_up > 0.0
-        stream = self._stream(paired=catching_up)
+        part = (recipe.catch_up or 0.0) if recipe.method in recipes.CATCHING_UP else 0.0
+        stream = self._stream(paired=part > 0.0)
         for index in range(stream.count):
             name = f"layer{index:05}"
             path = self.partial / f"{name}.safetensors"
@@ -253,8 +253,8 @@ class _Run:
                 layer = stream.calibrate(index, self.chosen)
                 if recipe.method in recipes.FOLDING:
                     self.made.moved += fold(stream, layer, self._fit)
-                for each, inputs in layer.inputs.items() if catching_up else ():
-                    layer.weights[each] = caught_up(layer.weights[each], inputs, recipe.catch_up, recipe.damping)
+                for each, inputs in layer.inputs.items() if part else ():
+                    layer.weights[each] = caught_up(layer.weights[each], inputs, part, recipe.damping)
                 self.made.unreached += layer.missed
                 self._hold(name, layer.weights, layer.inputs, layer.changed, stream.kernels)
             tensors = load_file(path)

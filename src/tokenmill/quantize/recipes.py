@@ -48,8 +48,8 @@ class Recipe:
     """The scales of NF4 and FP4 are rounded, too."""
     kv_scales: bool = False
     """Scales of K/V in float8 are measured, too, for engines that read them."""
-    catch_up: float = 0.5
-    """The part of what earlier layers lose that weights make up for."""
+    catch_up: float | None = None
+    """The part of what earlier layers lose that weights make up for; None: half, where that was seen to help."""
 
 
 def _needing(method: Callable[[Tensor, Spec, Inputs], Codes]) -> Round:
@@ -103,7 +103,7 @@ _OWN_BITS = {**dict.fromkeys(("mxfp4", "nvfp4", "nf4", "fp4"), 4),
 
 
 def complete_recipe(recipe: Recipe) -> Recipe:
-    """The recipe with its form of files. A method and a form that do not fit are refused."""
+    """The recipe with its form of files, and no default open. A method and a form that do not fit are refused."""
     if recipe.method not in METHODS:
         raise UserError(f"--method {recipe.method}: use {', '.join(METHODS)}.")
     if recipe.method in sparse_methods.METHODS:
@@ -135,7 +135,10 @@ def complete_recipe(recipe: Recipe) -> Recipe:
     calibration_text.check_counts(recipe.samples, recipe.length)
     if not 0.0 < recipe.damping <= 1.0:
         raise UserError(f"--damping {recipe.damping:g}: use a part between 0 and 1.")
-    if not 0.0 <= recipe.catch_up <= 1.0:
+    if recipe.catch_up is None:
+        helps = recipe.method == "awq" or (recipe.method == "gptq" and recipe.bits < 4)
+        recipe = replace(recipe, catch_up=0.5 if helps else 0.0)
+    elif not 0.0 <= recipe.catch_up <= 1.0:
         raise UserError(f"--catch-up {recipe.catch_up:g}: use a part from 0 to 1.")
     return replace(recipe, form=form)
 
