@@ -74,11 +74,10 @@ class DeltaHeads:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNames:
-    """What a family calls the tensors: products of queries, keys and values (one, or one each), their convolution
-    (alike), products of z, beta and rates, the norm and the last product."""
+    """What a family calls the tensors: products of queries, keys and values (one, or one each), products of z, beta and
+    rates, the norm and the last product."""
 
     qkv: tuple[str, ...] = ("in_proj_qkv",)
-    taps: tuple[str, ...] = ("conv1d",)
     gates: tuple[str, str, str] = ("in_proj_z", "in_proj_b", "in_proj_a")
     norm: str = "norm"
     output: str = "out_proj"
@@ -96,7 +95,7 @@ class GatedDelta(Projected):
         names = names or DeltaNames()
         b = b.alone(_WHAT) if heads.tiled else share_out(b, _WHAT, heads.value_heads, heads.key_heads)
         self.products = self._make(b, hidden, heads, names)
-        taps = _taps(b, heads, names.taps)
+        taps = _taps(b, heads, apart=len(names.qkv) > 1 and b.has("q_conv1d.weight"))
         self.conv = ConvSpec(taps[local_rows(b.group, heads.mixed).to(b.device), 0].t().contiguous())
         own = heads.values(1).index(0, b.group).to(b.device)
         rate = _flat(b, names.rate, heads.value_heads)[own].exp()
@@ -177,18 +176,19 @@ def _flat(b: Build, name: str, count: int) -> Tensor:
     return b.tensor(name, shape if shape and math.prod(shape) == count else (count,), torch.float32).view(-1)
 
 
-def _taps(b: Build, heads: DeltaHeads, names: tuple[str, ...]) -> Tensor:
+def _taps(b: Build, heads: DeltaHeads, *, apart: bool) -> Tensor:
     """The convolution's numbers [channels, 1, taps]. Where they lie apart they are joined wherever they were cut:
     Transformers writes parts of one size, whatever the widths."""
-    widths = [part.rows for part in heads.mixed] if len(names) > 1 else [heads.channels]
+    if not apart:
+        return b.tensor("conv1d.weight", (heads.channels, 1, heads.taps), torch.float32)
     parts = []
-    for name, width in zip(names, widths, strict=True):
-        found = b.checkpoint.shape(b.path(f"{name}.weight")) if len(names) > 1 else None
-        rows = found[0] if found else width
-        parts.append(b.tensor(f"{name}.weight", (rows, 1, heads.taps), torch.float32))
+    for letter, part in zip("qkv", heads.mixed, strict=True):
+        found = b.checkpoint.shape(b.path(f"{letter}_conv1d.weight"))
+        rows = found[0] if found else part.rows
+        parts.append(b.tensor(f"{letter}_conv1d.weight", (rows, 1, heads.taps), torch.float32))
     taps = torch.cat(parts)
     if len(taps) != heads.channels:
-        raise ModelError(f"{b.path(names[0])}: the convolutions have {len(taps)} channels, not {heads.channels}.")
+        raise ModelError(f"{b.path('q_conv1d')}: the convolutions have {len(taps)} channels, not {heads.channels}.")
     return taps
 
 

@@ -84,7 +84,8 @@ class Indices:
             inside = b.path("indexer.")
             b.book.used.update(name for name in b.checkpoint.names() if name.startswith(inside))
             return None
-        if not _is_shared(self.c, layer):
+        shared = _is_shared(self.c, layer)
+        if not shared:
             self.last = Carried()
         elif self.last is None and not b.place.is_whole:
             raise UndividedError("A model whose layers share the choice of keys")
@@ -92,7 +93,7 @@ class Indices:
             raise self.c.refuse(
                 "indexer_types", f"lets layer {layer} share the index of an earlier one: there is none."
             )
-        chosen, shared = self.last, _is_shared(self.c, layer)
+        chosen = self.last
         assert chosen is not None, "made above"
         return lambda b, rope: SharedIndex(chosen) if shared else KeyIndex(self.c, b.at("indexer"), rope, chosen)
 

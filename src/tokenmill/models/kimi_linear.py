@@ -77,10 +77,8 @@ def _feed(c: ModelConfig, b: Build, at: Build, index: int) -> Block:
 def _names(inside: Build) -> DeltaNames:
     """The tensors as published files name them, or Transformers' modules."""
     gate = "forget_gate." if inside.has("forget_gate.A_log") else ""
-    apart = inside.has("q_conv1d.weight")
     return DeltaNames(
         qkv=("q_proj", "k_proj", "v_proj"),
-        taps=("q_conv1d", "k_conv1d", "v_conv1d") if apart else ("conv1d",),
         gates=("g_b_proj", "b_proj", f"{gate}f_b_proj"),
         norm="o_norm",
         output="o_proj",

@@ -249,13 +249,8 @@ def olmo_delta(c: ModelConfig, at: Build, index: int) -> Block | None:
         c.get("linear_conv_kernel_dim", int, 4, low=2, high=64),
         most_beta=2.0 if c.get("linear_allow_neg_eigval", bool, True) else 1.0,
     )  # fmt: skip
-    inside = at.at("linear_attn")
-    apart = inside.has("q_conv1d.weight")
-    names = DeltaNames(
-        qkv=("q_proj", "k_proj", "v_proj"), taps=("q_conv1d", "k_conv1d", "v_conv1d") if apart else ("conv1d",),
-        gates=("g_proj", "b_proj", "a_proj"), norm="o_norm", output="o_proj",
-    )  # fmt: skip
-    return GatedDelta(inside, hidden, heads, 1e-5, names)
+    names = DeltaNames(("q_proj", "k_proj", "v_proj"), ("g_proj", "b_proj", "a_proj"), norm="o_norm", output="o_proj")
+    return GatedDelta(at.at("linear_attn"), hidden, heads, 1e-5, names)
 
 
 def _olmo_kinds(c: ModelConfig) -> list[str]:

@@ -318,7 +318,8 @@ class TritonKernels(ProductKernels):
             self.count("prepare_qkv")
             return prepare_latent(qkv, spec, ctx, pdl=self.launch.pdl)
         latent = spec.kv.kind == "latent"
-        if (latent and not can_choose(spec, ctx)) or qkv.shape[0] == 0 or not can_store(ctx.kv[spec.layer]):
+        stores = can_choose(spec, ctx) if latent else can_store(ctx.kv[spec.layer])
+        if not stores or qkv.shape[0] == 0:
             self.count("prepare_qkv", fallback=True)
             return super().prepare_qkv(qkv, spec, ctx)
         if not latent and not can_prepare(spec):

@@ -21,6 +21,7 @@ from tokenmill.kernels.triton.attention.paging import (
     locate,
     path_of,
     path_parts,
+    place_of,
     product,
     reach,
 )
@@ -106,18 +107,9 @@ def _prefill_kernel(
     begin(PDL)
     kv_head, tile = head_and_tile(H // GROUP)
     wait(PDL)
-    low = 0
-    high = S
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(start_ptr + middle) // BQ + middle <= tile:
-            low = middle
-        else:
-            high = middle
-    seq = low
+    seq, local = place_of(tile, start_ptr, S, BQ)
     start = tl.load(start_ptr + seq)
     queries = tl.load(start_ptr + seq + 1) - start
-    local = (tile - start // BQ - seq) * BQ
     if local >= queries:
         return
     if MIXED:
