@@ -176,7 +176,7 @@ FAMILIES: dict[str, Config] = {
         "gemma", "gemma4_text", "glm", "glm4", "glm4_moe_lite", "gpt_bigcode", "gptj", "granite", "granitemoe",
         "granitemoehybrid", "granitemoeshared", "granitemoe_swa", "granite_swa", "helium", "hunyuan_v1_dense",
         "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2", "jamba", "kimi_linear", "lfm2",
-        "lfm2_moe",
+        "lfm2_moe", "lfm3",
         "llama4_text", "mamba", "mamba2", "mellum", "minicpm3", "minimax_m2", "ministral", "ministral3", "mpt",
         "nanochat", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "persimmon", "phi",
         "phimoe",
@@ -202,6 +202,7 @@ _HYBRID = (
     "qwen3_next",
     "qwen3_5_text",
     "lfm2",
+    "lfm3",
 )
 
 

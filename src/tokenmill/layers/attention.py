@@ -137,7 +137,7 @@ class Attention(Projected):
         gate: ColumnLinear | None = None,
     ) -> None:
         """touches: what is done to qkv before it is prepared. within: a norm before the output projection. gate: its
-        sigmoid multiplies the output of attention."""
+        sigmoid multiplies the output of attention, by column or by head."""
         self.qkv = qkv
         self.output = output
         self.spec = spec
@@ -153,10 +153,16 @@ class Attention(Projected):
             qkv = touch(qkv, ctx)
         mixed = ctx.kernels.attend(qkv, self.spec, ctx)
         if gate is not None:
-            mixed = ctx.kernels.activate(mixed, "sigmoid", gate)
+            mixed = gated(mixed, gate, ctx)
         if self.within is not None:
             mixed = ctx.kernels.norm(mixed, self.within)
         return mixed
+
+
+def gated(mixed: Tensor, gate: Tensor, ctx: ForwardContext) -> Tensor:
+    """mixed [T, D] times the sigmoid of gate [T, D], or of gate [T, heads], which has a number for each head."""
+    times = mixed.shape[1] // gate.shape[1]
+    return ctx.kernels.activate(mixed, "sigmoid", gate if times == 1 else gate.repeat_interleave(times, dim=1))
 
 
 def separate_qkv(b: Build, hidden: int, heads: Heads, *, bias: bool = False) -> ColumnLinear:

@@ -129,8 +129,17 @@ class Extra:
     """Queries are multiplied by a number for each position."""
     within: str = ""
     """A norm between attention and the output matrix."""
-    gate: str = ""
-    """The product whose sigmoid multiplies the output of attention."""
+    gate: Gate | None = None
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The product whose sigmoid multiplies the output of attention, under the first of these names that is there."""
+
+    names: tuple[str, ...]
+    by_head: bool = False
+    """It has one number for each head, not for each column."""
+    present: Switch = True
 
 
 @dataclass(frozen=True)

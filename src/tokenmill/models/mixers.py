@@ -266,8 +266,8 @@ def _olmo_kinds(c: ModelConfig) -> list[str]:
 
 def lfm2_convolution(c: ModelConfig, at: Build, index: int) -> Block | None:
     """A short convolution in the layers that `layer_types` names."""
-    kinds = lfm2_kinds(c)
-    if kinds[index] == "full_attention":
+    kinds = lfm3_kinds(c) if c.architecture == "Lfm3ForCausalLM" else lfm2_kinds(c)
+    if kinds[index] != "conv":
         return None
     taps = c.get("conv_L_cache", int, 3, low=2, high=16)
     return GatedConvolution(at.at("conv"), c.need("hidden_size", int), taps, bias=c.get("conv_bias", bool, False))
@@ -279,3 +279,13 @@ def lfm2_kinds(c: ModelConfig) -> list[str]:
         return read_kinds(c, ("conv", "full_attention"), "full_attention")
     attends = c.need("full_attn_idxs", list)
     return ["full_attention" if i in attends else "conv" for i in range(c.need("num_hidden_layers", int))]
+
+
+def lfm3_kinds(c: ModelConfig) -> list[str]:
+    """ "conv", "sliding_attention" or "full_attention" of each layer: without a list, one layer of four has a window
+    and one sees everything."""
+    if c.has("layer_types"):
+        return read_kinds(c, ("conv", "sliding_attention", "full_attention"), "")
+    kinds = ["conv" if i % 2 else "sliding_attention" if i % 4 == 0 else "full_attention"
+             for i in range(c.need("num_hidden_layers", int))]  # fmt: skip
+    return ["conv", *kinds[1:]]

@@ -26,7 +26,7 @@ from tokenmill.layers.qkv_touches import Touch, clip, own_norms, row_norms, temp
 from tokenmill.layers.rope import make_rope
 from tokenmill.models.common import read_act
 from tokenmill.models.config import ModelConfig, activation
-from tokenmill.models.family_row import Attend, Drafts, Extra, Feed, HeadNorms, Mix, Norms, Scores, Switch
+from tokenmill.models.family_row import Attend, Drafts, Extra, Feed, Gate, HeadNorms, Mix, Norms, Scores, Switch
 from tokenmill.models.family_row import Shared as SharedRow
 from tokenmill.models.rules import Kind
 
@@ -118,7 +118,7 @@ def make_attention(
     else:
         named = dict(zip(row.qkv, heads.parts, strict=True))
         qkv = ColumnLinear(inside, hidden, named, bias=bias)
-    gate = ColumnLinear(inside, hidden, {extra.gate: heads.parts[0]}) if extra.gate else None
+    gate = _gate(c, inside, extra.gate, heads, hidden) if extra.gate is not None else None
     output = RowLinear(inside, heads.width, hidden, row.out, bias=out_bias)
     touches: list[Touch] = [row_norms(*head_norms)] if early else []
     if extra.clip and c.has(extra.clip):
@@ -130,6 +130,14 @@ def make_attention(
     touches += _temper(c, b, extra, kind, heads.width // b.group.size)
     within = norm(c, inside, norms, extra.within, heads.width) if extra.within else None
     return Attention(qkv, output, spec, touches=touches, within=within, gate=gate)
+
+
+def _gate(c: ModelConfig, b: Build, row: Gate, heads: Heads, hidden: int) -> ColumnLinear | None:
+    """The product that gates attention's output."""
+    if not on(c, row.present):
+        return None
+    name = next((name for name in row.names if b.has(f"{name}.weight")), row.names[0])
+    return ColumnLinear(b, hidden, {name: Rows(heads.heads, heads.heads) if row.by_head else heads.parts[0]})
 
 
 def _rope(c: ModelConfig, b: Build, row: Attend, kind: Kind, dim: int) -> RopeSpec:

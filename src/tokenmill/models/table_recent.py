@@ -14,6 +14,7 @@ from tokenmill.models.family_row import (
     Family,
     Feed,
     Fields,
+    Gate,
     HeadNorms,
     Mix,
     Norms,
@@ -254,7 +255,7 @@ ROWS: dict[str, Family] = {
                      "topk_group": (1,), "num_expert_groups": (1,), "num_limited_groups": (1,)},
                ignored=(*MOE, "load_balance_coeff", "use_grouped_mm")),
         Shape(
-            attend=replace(_OWN, norms=HeadNorms(), extra=Extra(gate="gate_proj"), layer=rules.typed(
+            attend=replace(_OWN, norms=HeadNorms(), extra=Extra(gate=Gate(("gate_proj",))), layer=rules.typed(
                 4, "global_attn_every_n_layers", rotates_all=False)),
             norms=Norms(before=("input_layernorm", "pre_mlp_layernorm"),
                         after=("post_attention_layernorm", "post_mlp_layernorm")),

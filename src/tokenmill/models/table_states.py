@@ -16,9 +16,11 @@ from tokenmill.models.family_row import (
     SIZES,
     Attend,
     Drafts,
+    Extra,
     Family,
     Feed,
     Fields,
+    Gate,
     HeadNorms,
     Mix,
     Norms,
@@ -101,6 +103,12 @@ def _lfm2_names(c: ModelConfig) -> dict[str, Any]:
     """Older names, which win over the usual ones."""
     pairs = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
     return {usual: c.data[own] for own, usual in pairs.items() if c.has(own)}
+
+
+def _lfm3_kind(c: ModelConfig, index: int) -> Kind:
+    """Some layers with attention have the window."""
+    name = mixers.lfm3_kinds(c)[index]
+    return Kind(c.need("sliding_window", int) if name == "sliding_attention" else 0, True, name)
 
 
 def _lfm2_dense(c: ModelConfig, index: int) -> bool:
@@ -334,5 +342,27 @@ ROWS: dict[str, Family] = {
             nested=_lfm2_names,
         ),
         "short convolutions and attention, experts",
+    ),
+    "Lfm3ForCausalLM": Family(
+        Fields("lfm3",
+               defaults={**dict.fromkeys(ROPE), "rope_theta": 1e6, "num_key_value_heads": 4, "head_dim": 128,
+                         "norm_eps": 1e-5, "max_position_embeddings": 128000, "tie_word_embeddings": True,
+                         "conv_bias": False,
+                         "conv_L_cache": 7, "layer_types": None, "sliding_window": 256, "use_sandwich_norm": True,
+                         "use_attention_gate": True, "attention_bias": False},
+               only={**NO_MLP_BIAS, "hidden_act": ("silu",)}),
+        Shape(
+            mixer=mixers.lfm2_convolution,
+            attend=Attend(
+                bias="attention_bias", norms=HeadNorms(), layer=_lfm3_kind,
+                rope=positions.layered_rope(
+                    sliding_attention={"rope_type": "default", "rope_theta": 10000.0},
+                    full_attention={"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5}),
+                extra=Extra(gate=Gate(("gate_proj", "g_proj"), by_head=True, present="use_attention_gate"))),
+            norms=Norms(eps="norm_eps", before=("operator_norm", "ffn_norm"), last="embedding_norm",
+                        after=("post_operator_norm", "post_ffn_norm"), after_if="use_sandwich_norm"),
+            feed=Feed("feed_forward", ("w1", "w3", "w2"), fixed="silu"),
+        ),
+        "short convolutions and attention in windows and without, gated head by head",
     ),
 }  # fmt: skip

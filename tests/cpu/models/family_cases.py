@@ -302,6 +302,11 @@ def families() -> dict[str, list[Case]]:
                             {"num_dense_layers": 1},
                             {"conv_bias": True, "num_dense_layers": 0, "norm_topk_prob": False},
                             {"routed_scaling_factor": 1.7, "conv_L_cache": 4, **LOOSE}),
+        "lfm3": several(
+            hf.Lfm3Config, {**small, **DEEP, "sliding_window": 20}, {},
+            {"layer_types": ["full_attention", "conv", "sliding_attention", "conv"], "conv_bias": True, **BIASED,
+             "conv_L_cache": 3, "use_sandwich_norm": False, **LOOSE},
+            {"use_attention_gate": False, "rope_parameters": typed, "num_hidden_layers": 3, **WIDE}),
         "falcon_h1": several(
             hf.FalconH1Config, {**BASE, **SPACE, "mamba_d_ssm": 48, "lm_head_multiplier": 2.0},
             {"ssm_multipliers": [0.7, 1.3, 0.8, 1.2, 0.9], "mlp_multipliers": [0.6, 1.4], "ssm_in_multiplier": 1.2,

@@ -88,6 +88,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Lfm2MoeForCausalLM": {**LFM2, "moe_intermediate_size": 1792, "norm_topk_prob": True, "num_dense_layers": 2,
                            "num_experts": 32, "num_experts_per_tok": 4, "routed_scaling_factor": 1.0,
                            "use_expert_bias": True},
+    "Lfm3ForCausalLM": {"attention_bias": False, "conv_L_cache": 7, "conv_bias": False, "head_dim": 128,
+                        "layer_types": ["conv", "full_attention"], "norm_eps": 1e-5, "rope_parameters": {
+                            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                            "full_attention": {"rope_type": "proportional", "rope_theta": 1000000.0,
+                                               "partial_rotary_factor": 0.5}},
+                        "sliding_window": 256, "use_attention_gate": True, "use_sandwich_norm": True},
     "RecurrentGemmaForCausalLM": {"attention_bias": False, "attention_window_size": 2048,
                                   "block_types": ["recurrent", "recurrent", "attention"], "conv1d_width": 4,
                                   "embeddings_scale_by_sqrt_dim": True, "final_w_init_variance_scale": 0.0769,
