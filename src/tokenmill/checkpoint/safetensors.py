@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -42,6 +43,14 @@ DTYPES = {
     "F64": torch.float64,
     "C64": torch.complex64,
 }
+
+_PART = re.compile(r"(.+)\.(\w+):(qdata|scale|zero_point|scale_and_zero|act_pre_scale)", re.ASCII)
+
+
+def _current(name: str) -> str:
+    """torchao 0.14 wrote NAME.weight:qdata for NAME._weight_qdata of later versions, and NAME:_data for plain NAME."""
+    part = _PART.fullmatch(name)
+    return f"{part[1]}._{part[2]}_{part[3]}" if part else name.removesuffix(":_data")
 
 
 class SafetensorsFile:
@@ -106,7 +115,9 @@ class SafetensorsCheckpoint(WholeTensors):
         self.where = where
         opened = {path: SafetensorsFile(path, copied=copied) for path in files}
         placed = place(where, {path: file.entries for path, file in opened.items()}, index)
-        self._files = {name: opened[path] for name, path in placed.items()}
+        self._files = {_current(name): (opened[path], name) for name, path in placed.items()}
+        if len(self._files) != len(placed):
+            raise ModelError(f"{where}: holds tensors under names of torchao 0.14 and under later ones.")
 
     def names(self) -> Iterable[str]:
         """All tensor names."""
@@ -118,23 +129,25 @@ class SafetensorsCheckpoint(WholeTensors):
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The stored shape."""
-        return self._file(name).entries[name].shape
+        file, stored = self._place(name)
+        return file.entries[stored].shape
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor as it is stored. dtype is for checkpoints that invent tensors, and has no effect here."""
-        file = self._file(name)
-        check_shape(self.where, name, file.entries[name].shape, shape)
-        return file.tensor(name)
+        file, stored = self._place(name)
+        check_shape(self.where, name, file.entries[stored].shape, shape)
+        return file.tensor(stored)
 
     def close(self) -> None:
         """Close the files. A map goes when the last tensor over it is freed."""
         self._files.clear()
 
-    def _file(self, name: str) -> SafetensorsFile:
-        file = self._files.get(name)
-        if file is None:
+    def _place(self, name: str) -> tuple[SafetensorsFile, str]:
+        """The file, and what the tensor is called there."""
+        place = self._files.get(name)
+        if place is None:
             raise no_tensor(self.where, name)
-        return file
+        return place
 
 
 def open_safetensors(folder: Path) -> SafetensorsCheckpoint | None:

@@ -242,7 +242,8 @@ class Build:
         """Experts [E, out, in] stored in one tensor of 4-bit floats, with biases [E, out], or of float8, without."""
         checked = _Checked(self.checkpoint, self.book.used)
         self.book.flops += 2.0 * shape[0] * shape[1] * shape[2]
-        return load_stacked(checked, self.path(name), shape, (self.dtype, bias), self.device, self.quantization)
+        kind, scheme = (self.dtype, bias), self.quantization
+        return load_stacked(checked, self.path(name), shape, kind, self.device, scheme, self.how)
 
     def order(self, index: Tensor) -> Tensor:
         """An order of rows, where the weights are. That of weights without data stays on the host."""

@@ -42,6 +42,7 @@ _METHODS = {
     compressed.METHOD: compressed.check,
     fp8.METHOD: fp8.check,
     "fbgemm_fp8": fp8.check,
+    "mxfp8": fp8.check,
     "modelopt": mx.check_modelopt,
     mx.METHOD: mx.check,
     bnb.METHOD: bnb.check,
@@ -278,10 +279,11 @@ def load_stacked(
     kind: tuple[torch.dtype, Tensor | None],
     device: torch.device,
     quantization: str | None,
+    how: Mapping[str, object],
 ) -> list[Weight]:
     """Experts [E, out, in] that lie in one tensor of 4 or 8 bit floats. kind: the compute dtype and their biases."""
     held: list[Weight] = []
-    every = fp8.load_stacked(ckpt, name, shape, kind[0]) if kind[1] is None and fp8.stacked(ckpt, name) else None
+    every = fp8.load_stacked(ckpt, name, shape, kind[0], how) if kind[1] is None and fp8.stacked(ckpt, name) else None
     for weight in every or mx.load_stacked(ckpt, name, shape, *kind):
         moved = weight.to(device)
         held.append(moved if quantization is None else from_dense(moved.dense(), moved.bias, quantization))

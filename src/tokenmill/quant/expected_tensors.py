@@ -18,7 +18,7 @@ from tokenmill.checkpoint.whole_tensors import AroundCheckpoint
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels.fp8 import BLOCK, FP8
-from tokenmill.quant import gptq_awq, ternary
+from tokenmill.quant import fp8, gptq_awq, ternary
 from tokenmill.quant.base import known
 from tokenmill.quant.compressed import packed_bits
 from tokenmill.quant.dense import codes_alone
@@ -26,7 +26,7 @@ from tokenmill.quant.dense import codes_alone
 _FACTORS = (
     *("weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "_weight_scale", "scales", "SCB"),
     *("weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map", "weight._scale"),
-    *("weight._shift", "scale", "zero", "vals", "biases", "qbiases"),
+    *("weight._shift", "scale", "zero", "vals", "biases", "qbiases", "_weight_per_tensor_scale"),
 )
 _NUMBERS = (*_FACTORS, "lookup_table", "_weight_zero_point")
 """Everything besides codes from which a matrix is made. Floats among it must be numbers."""
@@ -129,11 +129,12 @@ def _check_float8(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: 
     shape, rows = ckpt.shape(full) if full else None, (ckpt.shape(f"{name}.weight") or (0,))[0]
     if shape is None:
         return
+    fp8.check_bytes(ckpt.tensor(full), full, how)
     blocks = (-(-rows // BLOCK), -(-columns // BLOCK))
     sizes = {"tensor": 1, "channel": rows, "block": math.prod(blocks), "group": rows * columns // 32}
     said = {str(each.get("strategy")) for each in _schemes(how) if _kind(each) == _EIGHT}
-    if how.get("weight_block_size"):
-        said.add("block")
+    if size := how.get("weight_block_size"):
+        said.add("group" if size == [1, 32] else "block")
     if said and said <= set(sizes) and math.prod(shape) not in {sizes.get(each) for each in said}:
         raise ModelError(
             f"'{full}' has shape {list(shape)}: config.json says one scale per {' or '.join(sorted(said))}."

@@ -32,6 +32,7 @@ _STACKED = "_scale_inv"
 _BESIDE = ("input_scale", "input_scale_ub", "activation_scale", "input_global_scale")
 _FINE = 32
 """Columns that share a power of two in MXFP8."""
+_BLOCKS = ([BLOCK, BLOCK], [1, _FINE])
 
 
 class Fp8Weight(PackedWeight):
@@ -140,10 +141,38 @@ class FineFloat8(RoundedAnew):
 def check(config: Mapping[str, Any]) -> None:
     """Refuse a quantization_config of this method that cannot be read here."""
     block = config.get("weight_block_size")
-    if block is not None and block != [BLOCK, BLOCK]:
-        raise ModelError(f"This checkpoint has fp8 weights in blocks of {shown(block)}; only [128, 128] is supported.")
+    if block is not None and block not in _BLOCKS:
+        raise ModelError(
+            f"This checkpoint has fp8 weights in blocks of {shown(block)}; [128, 128] and [1, 32] are read."
+        )
+    if config.get("scale_fmt") not in (None, "float", "ue8m0"):
+        raise ModelError(f"This checkpoint has fp8 scales as {shown(config['scale_fmt'])}; float and ue8m0 are read.")
     if str(config.get("fmt") or "e4m3").lower() not in ("e4m3", "e4m3fn", "float8_e4m3fn"):
         raise ModelError(f"This checkpoint has fp8 weights of type {shown(config['fmt'])}; only e4m3 is supported.")
+
+
+def check_bytes(scales: Tensor, name: str, how: Mapping[str, Any]) -> None:
+    """Refuse scales that are bytes if config.json does not say that bytes are powers of two: they may be whole
+    numbers, or float8 that lost its type."""
+    if scales.dtype == torch.uint8 and not _by_powers(how):
+        raise ModelError(
+            f"'{name}' holds bytes, and config.json does not say that they are powers of two (scale_fmt ue8m0, MXFP8)."
+        )
+
+
+def _by_powers(how: Mapping[str, Any]) -> bool:
+    """Does quantization_config say that scales are powers of two?"""
+    if how.get("quant_method") == "mxfp8" or how.get("scale_fmt") == "ue8m0":
+        return True
+    if str(how.get("quant_algo")).upper() == "MXFP8" or how.get("format") == "mxfp8-quantized":
+        return True
+    groups = how.get("config_groups")
+    every = [each for each in groups.values() if isinstance(each, Mapping)] if isinstance(groups, Mapping) else []
+    weights = [each.get("weights") for each in every]
+    return any(each.get("format") == "mxfp8-quantized" for each in every) or any(
+        isinstance(each, Mapping) and str(each.get("scale_dtype")).removeprefix("torch.") in ("uint8", "float8_e8m0fnu")
+        for each in weights
+    )
 
 
 def stored(ckpt: Checkpoint, name: str) -> bool:
@@ -174,7 +203,7 @@ def stacked(ckpt: Checkpoint, name: str) -> bool:
 
 
 def load_stacked(
-    ckpt: Checkpoint, name: str, shape: tuple[int, int, int], dtype: torch.dtype
+    ckpt: Checkpoint, name: str, shape: tuple[int, int, int], dtype: torch.dtype, how: Mapping[str, Any]
 ) -> list[Fp8Weight | FineFloat8]:
     """The experts [E, out, in] under `name`. Each has scales as a matrix of its own has them."""
     data, scales = ckpt.tensor(name, shape), ckpt.tensor(f"{name}{_STACKED}")
@@ -183,6 +212,7 @@ def load_stacked(
     if scales.ndim != 3 or len(scales) != shape[0] or not (scales.is_floating_point() or scales.dtype == torch.uint8):
         raise ModelError(f"'{name}{_STACKED}' has shape {list(scales.shape)} of {scales.dtype}, which does not fit "
                          f"{list(shape)}.")  # fmt: skip
+    check_bytes(scales, f"{name}{_STACKED}", how)
     return [held(*parts, (dtype, None), name) for parts in zip(data, scales, strict=True)]
 
 
@@ -192,7 +222,7 @@ def held(data: Tensor, scales: Tensor, kind: tuple[torch.dtype, Tensor | None], 
     scales = scales.contiguous().view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales
     check_range(LARGEST, scales.float(), name)
     if tuple(scales.shape) == (shape[0], shape[1] // _FINE) and shape[1] % _FINE == 0 and shape[1] > _FINE:
-        return _fine(data, scales.float(), *kind)
+        return fine_float8(data, scales.float(), kind, name)
     scales = scales.float()
     grid = tuple(-(-size // BLOCK) for size in shape)
     if scales.numel() == 1:
@@ -205,6 +235,8 @@ def held(data: Tensor, scales: Tensor, kind: tuple[torch.dtype, Tensor | None], 
                      f"nor per block of {BLOCK}.")  # fmt: skip
 
 
-def _fine(data: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None) -> FineFloat8:
-    values = data.float().view(data.shape[0], -1, _FINE) * scales[..., None]
-    return FineFloat8(values.flatten(1).to(dtype), bias, 8, _FINE)
+def fine_float8(data: Tensor, scales: Tensor, kind: tuple[torch.dtype, Tensor | None], name: str) -> FineFloat8:
+    """data [out, in] with a scale for each 32 columns."""
+    check_range(LARGEST, scales.float(), name)
+    values = data.float().view(data.shape[0], -1, _FINE) * scales.float()[..., None]
+    return FineFloat8(values.flatten(1).to(kind[0]), kind[1], 8, _FINE)

@@ -43,7 +43,7 @@ def check(config: Mapping[str, Any]) -> None:
 def check_modelopt(config: Mapping[str, Any]) -> None:
     """Refuse an algorithm of ModelOpt that cannot be read here."""
     algorithm = str(config.get("quant_algo", "?")).upper()
-    if algorithm not in ("FP8", "NVFP4"):
+    if algorithm not in ("FP8", "NVFP4", "MXFP8"):
         raise ModelError(f"This checkpoint is quantised with 'modelopt' as {shown(algorithm)}, which is not supported.")
 
 
@@ -127,15 +127,20 @@ def nvfp4(raw: Tensor, scales: Tensor, whole: float, kind: tuple[torch.dtype, Te
     return TableWeight(nibbles(raw), torch.tensor(FP4, device="cpu"), scales.float(), *kind, "NVFP4", factors)
 
 
+def positive(found: Tensor, name: str) -> float:
+    """The one number of a tensor that must be positive."""
+    if not known(found):
+        return 1.0
+    value = float(found.flatten()[0]) if found.numel() == 1 else 0.0
+    if not 0.0 < value < float("inf"):
+        raise ModelError(f"'{name}' must be one positive number.")
+    return value
+
+
 def _whole_scale(ckpt: Checkpoint, name: str) -> float:
     """The factor that applies to all scales of a matrix."""
     for part in ("weight_global_scale", "weight_scale_2"):
         if ckpt.has(f"{name}.{part}"):
-            found = ckpt.tensor(f"{name}.{part}").float()
-            if not known(found):
-                return 1.0
-            value = float(found.flatten()[0]) if found.numel() == 1 else 0.0
-            if not 0.0 < value < float("inf"):
-                raise ModelError(f"'{name}.{part}' must be one positive number.")
+            value = positive(ckpt.tensor(f"{name}.{part}").float(), f"{name}.{part}")
             return 1.0 / value if part == "weight_global_scale" else value
     raise ModelError(f"'{name}' has four bit floats in groups of {_FINE}, but no scale for the whole matrix.")

@@ -356,3 +356,17 @@ def test_a_whole_file_beside_an_index_of_others_is_told(tmp_path: Path, caplog: 
     save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
     assert same(open_checkpoint(tmp_path).tensor("a"), tensors["a"])
     assert len(caplog.messages) == 1 and "the file is not read" in caplog.messages[0]
+
+
+def test_names_of_torchao_0_14(tmp_path: Path) -> None:
+    """It wrote a matrix's parts behind a colon; later versions write them, and we read them, behind the module."""
+    codes, scales, norm = torch.ones(4, 8, dtype=torch.int8), torch.ones(4, 1), torch.ones(4)
+    old = {"a.b.weight:qdata": codes, "a.b.weight:scale": scales, "norm.weight:_data": norm, "other:name": norm + 1}
+    save_file(old, tmp_path / "model.safetensors")
+    found = open_checkpoint(tmp_path)
+    assert sorted(found.names()) == ["a.b._weight_qdata", "a.b._weight_scale", "norm.weight", "other:name"]
+    assert found.shape("a.b._weight_qdata") == (4, 8) and same(found.tensor("a.b._weight_scale"), scales)
+    assert same(found.tensor("other:name"), norm + 1) and not found.has("norm.weight:_data")
+    save_file({**old, "norm.weight": norm + 2}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"names of torchao 0\.14 and under later ones"):
+        open_checkpoint(tmp_path)

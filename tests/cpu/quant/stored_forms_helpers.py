@@ -268,6 +268,31 @@ def torchao_float8() -> Made:
     return {"_weight_qdata": data, "_weight_scale": scale}, data.float() * scale, {"quant_method": "torchao"}
 
 
+def swizzled(scales: Tensor) -> Tensor:
+    """As torchao writes scales for tensor cores: blocks of 128 rows and 4 groups, whose rows r, r + 32, r + 64 and
+    r + 96 lie side by side."""
+    rows, groups = scales.shape
+    tall, wide = -(-rows // 128), -(-groups // 4)
+    flat = torch.zeros(tall * wide * 512, dtype=torch.uint8)
+    for r in range(rows):
+        for g in range(groups):
+            block = r // 128 * wide + g // 4
+            flat[block * 512 + r % 32 * 16 + r % 128 // 32 * 4 + g % 4] = scales.view(torch.uint8)[r, g]
+    return flat.view(32 * tall, 16 * wide).view(scales.dtype)
+
+
+def torchao_fine(name: str, *, swizzle: bool = False) -> Made:
+    """MXTensor and NVFP4Tensor: the numbers of compressed-tensors."""
+    tensors, dense, _ = four_bit_floats(f"{name}A16")
+    scales = tensors["weight_scale"]
+    scales = scales if name == "NVFP4" else scales.view(torch.float8_e8m0fnu)
+    made = {"_weight_qdata": tensors["weight" if name == "MXFP8" else "weight_packed"],
+            "_weight_scale": swizzled(scales) if swizzle else scales}  # fmt: skip
+    if name == "NVFP4":
+        made["_weight_per_tensor_scale"] = 1.0 / tensors["weight_global_scale"][0]
+    return made, dense, {"quant_method": "torchao"}
+
+
 def squeezed(bits: int = 4, *, sparse: bool = True) -> Made:
     random = torch.Generator().manual_seed(9)
     codes, table = torch.randint(0, 1 << bits, (OUT, IN), generator=random), torch.randn(OUT, 1 << bits).half()
@@ -357,6 +382,9 @@ FORMS: dict[str, tuple[Callable[[], Made], float, float]] = {
     "torchao 8": (lambda: torchao(8, zero=False, whole=True), 1e-6, 1e-6),
     "torchao pairs": (torchao_pairs, 1e-6, 4e-3),
     "torchao float8": (torchao_float8, 1e-6, 1e-6),
+    "torchao mxfp4": (lambda: torchao_fine("MXFP4"), 1e-6, 1e-6),
+    "torchao mxfp8": (lambda: torchao_fine("MXFP8", swizzle=True), 1e-6, 6e-3),
+    "torchao nvfp4": (lambda: torchao_fine("NVFP4", swizzle=True), 1e-6, 6e-3),
     **{f"mlx {bits}": (partial(mlx, bits), 1e-6, 2e-3) for bits in (2, 3, 4, 5, 6, 8)},
     **{f"mlx 4 by {group}": (partial(mlx, 4, group), 1e-6, 2e-3) for group in (32, 128)},
     "mlx mxfp4": (lambda: mlx_floats("mxfp4"), 1e-6, 1e-6),

@@ -124,6 +124,11 @@ def test_experts_in_one_tensor_of_float8(inner: int, block: int, tmp_path: Path)
     for value in (float("nan"), float("inf")):
         with pytest.raises(ModelError, match="exceed float32's range"):
             parity.load(narrowed, {**narrow, name: torch.full_like(narrow[name], value)})
+    powers = torch.full(narrow[name].shape, 120, dtype=torch.uint8)
+    with pytest.raises(ModelError, match=r"down_proj_scale_inv' holds bytes, and config\.json does not say"):
+        parity.load(narrowed, {**narrow, name: powers})
+    by_powers = {"quantization_config": {**narrowed["quantization_config"], "scale_fmt": "ue8m0"}}
+    parity.load({**narrowed, **by_powers}, {**narrow, name: powers})
     for shape in ((3, 7, 1), (2, 1, 1), (3,)):
         with pytest.raises(ModelError, match=r"experts.*(does not fit|neither per row)"):
             parity.load(narrowed, {**narrow, name: torch.ones(shape)})

@@ -25,6 +25,7 @@ from stored_forms_helpers import (
     packed_integers,
     read,
     tensors_config,
+    torchao_fine,
 )
 
 from tokenmill.core.errors import ModelError
@@ -65,6 +66,60 @@ def test_deepseeks_blocks(count: str) -> None:
     with pytest.raises(ModelError, match=r"weight_scale_inv' has shape .* one scale per block"):
         read(tensors, {"quant_method": "fp8", "weight_block_size": [128, 128]}, (256, 384))
     read(tensors, {"quant_method": "fp8"}, (256, 384))
+
+
+POWERS: dict[str, dict[str, Any]] = {
+    "scale_fmt": {"quant_method": "fp8", "scale_fmt": "ue8m0"},
+    "mxfp8": {"quant_method": "mxfp8", "weight_block_size": [1, 32]},
+    "modelopt": {"quant_method": "modelopt", "quant_algo": "MXFP8"},
+    "format": tensors_config("mxfp8-quantized", {**FLOAT, "strategy": "group", "group_size": 32}),
+    "scale_dtype": tensors_config("float-quantized", {**FLOAT, "strategy": "group", "group_size": 32,
+                                                      "scale_dtype": "torch.uint8"}),
+}  # fmt: skip
+"""Configs that say that scales are powers of two."""
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"quant_method": "fp8"}, {"quant_method": "fp8", "scale_fmt": "float"}, {"quant_method": "fbgemm_fp8"},
+    {"quant_method": "modelopt", "quant_algo": "FP8"},
+    tensors_config("float-quantized", {**FLOAT, "strategy": "group", "group_size": 32}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("which", POWERS)
+def test_scales_of_bytes_are_powers_of_two_where_config_says_so(which: str) -> None:
+    data, powers = torch.ones(64, 256).to(torch.float8_e4m3fn), torch.randint(120, 131, (64, 8), dtype=torch.uint8)
+    wanted = torch.exp2(powers.float() - 127).repeat_interleave(32, 1)
+    for scales in (powers, powers.view(torch.float8_e8m0fnu)):
+        assert torch.equal(read({"weight": data, "weight_scale": scales}, POWERS[which], (64, 256)).dense(), wanted)
+
+
+@pytest.mark.parametrize("config", OTHERS)
+def test_scales_of_bytes_are_not_guessed(config: dict[str, Any]) -> None:
+    """They may as well be whole numbers, or float8 that lost its type."""
+    for scales in ((64, 8), (64, 1), (64,), (1, 2), (1,)):
+        tensors = {"weight": torch.ones(64, 256).to(torch.float8_e4m3fn),
+                   "weight_scale": torch.full(scales, 127, dtype=torch.uint8)}  # fmt: skip
+        for said in (config, None):
+            with pytest.raises(ModelError, match=r"weight_scale' holds bytes, and config\.json does not say"):
+                read(tensors, said, (64, 256))
+
+
+def test_other_ways_to_say_scales() -> None:
+    for odd in ({"scale_fmt": "e5m3"}, {"scale_fmt": 1}, {"weight_block_size": [1, 128]}):
+        with pytest.raises(ModelError, match="This checkpoint has fp8"):
+            check_config({"quantization_config": {"quant_method": "fp8", **odd}})
+
+
+@pytest.mark.parametrize("part", ["_weight_scale", "_weight_qdata", "_weight_per_tensor_scale"])
+def test_fine_floats_of_torchao_that_do_not_fit(part: str) -> None:
+    for name in ("MXFP4", "MXFP8", "NVFP4"):
+        for swizzle in (False, True):
+            tensors, dense, config = torchao_fine(name, swizzle=swizzle)
+            shape = (OUT, IN)
+            assert float((read(tensors, config, shape).dense() - dense).abs().max()) < 1e-2
+            made = {"_weight_per_tensor_scale": torch.ones(2), **tensors}[part]
+            odd = made.repeat(2) if made.ndim < 2 else made[:-1]
+            with pytest.raises(ModelError, match=r"'w\._weight_"):
+                read({**tensors, part: odd}, config, shape)
 
 
 def test_schemes_without_a_strategy_promise_no_scales() -> None:
