@@ -184,6 +184,16 @@ def _mxfp4(raw: Tensor) -> Parts:
     return _looked_up(_spread(raw[:, 1:], 16, 4), FOUR_BIT_FLOATS), bits.view(torch.float32), None
 
 
+def _nvfp4(raw: Tensor) -> Parts:
+    """Four groups of 16. Scales are float8 without a sign, halved because the table is doubled; the library takes what
+    would be NaN for 0."""
+    bytes_ = raw[:, :4].to(torch.int32)
+    power, part = (bytes_ >> 3) & 15, (bytes_ & 7).float()
+    scale = torch.where(power == 0, part * 2.0**-10, torch.ldexp(part / 8 + 1, power - 8))
+    codes = _spread(raw[:, 4:], 8, 4)
+    return _looked_up(codes, FOUR_BIT_FLOATS), torch.where(bytes_ == 127, 0.0, scale), None
+
+
 def _q2_k(raw: Tensor) -> Parts:
     scales, qs = raw[:, :16], raw[:, 16:80]
     d, dmin = _half(raw[:, 80:82]), _half(raw[:, 82:84])
@@ -255,4 +265,5 @@ _READERS: dict[str, Callable[[Tensor], Parts]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
 }

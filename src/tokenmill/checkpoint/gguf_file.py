@@ -68,6 +68,7 @@ TYPES = {
     34: BlockType("TQ1_0", 256, 54),
     35: BlockType("TQ2_0", 256, 66),
     39: BlockType("MXFP4", 32, 17),
+    40: BlockType("NVFP4", 64, 36),
     41: BlockType("Q1_0", 128, 18),
 }
 

@@ -35,7 +35,7 @@ GROUP = 32
 FOUR_BITS = "Q4_0"
 EXACT = frozenset({"Q4_0", "Q8_0", "Q5_0", "IQ4_NL", "MXFP4"})
 """Types whose numbers are small integers times a float16 (or a power of two), with one scale per 32."""
-TABLES = {"MXFP4": FOUR_BIT_FLOATS, "IQ4_NL": NON_LINEAR, "IQ4_XS": NON_LINEAR}
+TABLES = {"MXFP4": FOUR_BIT_FLOATS, "NVFP4": FOUR_BIT_FLOATS, "IQ4_NL": NON_LINEAR, "IQ4_XS": NON_LINEAR}
 """Types whose codes are entries of a table, and the table."""
 TERNARY, TERNARY_GROUP = frozenset({"TQ1_0", "TQ2_0"}), 256
 """Types of -1, 0 and 1, and how many columns share a scale."""

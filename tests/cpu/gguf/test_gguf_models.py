@@ -12,6 +12,7 @@ from parity import make, ours, theirs
 from torch import Tensor
 from writing import Writer
 
+from tokenmill.core.errors import ModelError
 from tokenmill.kernels import make_kernels
 from tokenmill.kernels.reference import ReferenceKernels
 
@@ -51,12 +52,26 @@ def test_every_architecture(name: str, kind: str, tmp_path: Path) -> None:
 KINDS = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "MXFP4", "mixed"])
+@pytest.mark.parametrize("kind", [*KINDS, "MXFP4", "NVFP4", "mixed"])
 def test_every_type_keeps_its_own_numbers(kind: str, tmp_path: Path) -> None:
     reference, path = written("llama", tmp_path, MIXED if kind == "mixed" else kind)
     kernels = Unrounded()
     error = (logits(build(path, kernels), prompt(), kernels) - theirs(reference, prompt())).abs().max()
     assert error <= 1e-4
+
+
+def test_factors_beside_nvfp4_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp's converter keeps a checkpoint's scale of a whole matrix in a tensor of its own."""
+    close = Writer.close
+
+    def with_factor(writer: Writer) -> None:
+        writer.vector("blk.0.attn_q.scale", torch.ones(1))
+        close(writer)
+
+    monkeypatch.setattr(Writer, "close", with_factor)
+    _, path = written("llama", tmp_path, "NVFP4")
+    with pytest.raises(ModelError, match=r"blk\.0\.attn_q\.scale"):
+        build(path, Unrounded())
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])

@@ -47,6 +47,7 @@ HALVES = {
     "IQ4_XS": ((0, 4e-5),),
     "IQ2_S": ((0, 1e-3),),
     "IQ3_S": ((0, 5e-4),),
+    "NVFP4": (),
 }
 
 
@@ -60,6 +61,8 @@ def blocks_of(values: np.ndarray, kind: str, rng: np.random.Generator) -> np.nda
     for at, typical in HALVES[kind]:
         halves = (typical * rng.uniform(0.5, 1.0, len(raw))).astype(np.float16)
         raw[:, at : at + 2] = halves.view(np.uint8).reshape(-1, 2)
+    if kind == "NVFP4":  # scales of one byte
+        raw[:, :4] = rng.integers(8, 24, (len(raw), 4))
     return raw.reshape(*values.shape[:-1], -1)
 
 
