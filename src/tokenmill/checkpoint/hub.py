@@ -190,7 +190,8 @@ def models_of(names: list[str]) -> dict[str, tuple[str, str]]:
 
 def _kind(stem: str) -> str:
     """`model-7b.Q4_K_M` -> Q4_K_M; a name without a known kind as it is."""
-    known = re.search(r"(?:^|[-.])((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|B?F(?:16|32|P16|P32)|(?:MX|NV)FP4\w*))$", stem, re.IGNORECASE)
+    kinds = r"I?Q\d\w*|TQ\d_\d|B?F(?:16|32|P16|P32)|(?:MX|NV)FP4\w*"
+    known = re.search(rf"(?:^|[-.])((?:UD-)?(?:{kinds}))$", stem, re.IGNORECASE)
     return known[1] if known else stem
 
 
