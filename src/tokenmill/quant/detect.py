@@ -65,6 +65,12 @@ _OTHER_NAMES = (
 )
 """Tensors that stand for a matrix whose numbers are not under NAME.weight."""
 
+_UNREAD = {
+    "EXL2": ("q_weight", "q_groups"), "EXL3": ("trellis", "suh"), "AQLM": ("codebooks", "codes"),
+    "VPTQ": ("centroids.weight", "indices"), "QuIP": ("Qidxs", "SU"), "Marlin": ("B", "s"),
+}  # fmt: skip
+"""Forms that are not read, and two tensors that a matrix in them has. Folders need not say their names."""
+
 _APART = ("_scale_inv", "_scale", "_scales")
 """What scales of several matrices in one tensor are called, behind its name."""
 
@@ -102,9 +108,13 @@ def check_config(config: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def check_any_stored(how: Mapping[str, object], names: Iterable[str]) -> None:
-    """Refuse plain numbers of which config.json says that they are quantised. (compressed-tensors has a plain form.)
-    how: the result of `check_config`; names: of all tensors."""
+    """Refuse tensors of a form that is not read, and plain numbers of which config.json says that they are quantised.
+    (compressed-tensors has a plain form.) how: the result of `check_config`; names: of all tensors."""
     method, told = how.get("quant_method"), tuple(names)
+    for form, (one, other) in _UNREAD.items():
+        found = next((name for name in told if name.endswith(f".{one}")), "")
+        if found and f"{found.removesuffix(one)}{other}" in told:
+            raise ModelError(f"'{found}' is quantised as {form}, which is not supported.")
     if method in (None, compressed.METHOD) or not told or any(name.endswith(expected_tensors.MARKS) for name in told):
         return
     raise ModelError(

@@ -92,8 +92,11 @@ def check(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: int) -> 
 
 
 def _check_quanto(ckpt: Checkpoint, name: str, said: str) -> None:
-    """Refuse codes of other bits than config.json says. Their rows alone would tell: a file with half of them has codes
-    of half the bits."""
+    """Refuse codes of another type or other bits than config.json says. Their rows alone would tell: a file with half
+    of them has codes of half the bits."""
+    whole, dtype = f"{name}.weight._data", {"int8": torch.int8, "float8": FP8}.get(said)
+    if dtype and ckpt.has(whole) and ckpt.shape(whole) is not None and (found := ckpt.tensor(whole).dtype) != dtype:
+        raise ModelError(f"'{whole}' is stored as {str(found).removeprefix('torch.')}: config.json says {said}.")
     codes, scales = f"{name}.weight._data._data", f"{name}.weight._scale"
     rows = ckpt.shape(codes) if ckpt.has(codes) else None
     groups = math.prod(ckpt.shape(scales) or (0,)) if ckpt.has(scales) else 0

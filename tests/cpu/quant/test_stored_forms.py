@@ -53,7 +53,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.kernels import ReferenceKernels, make_kernels
 from tokenmill.quant import bits as packed
 from tokenmill.quant.at_load import settle_all
-from tokenmill.quant.detect import WeightRequest, check_config, load_weight
+from tokenmill.quant.detect import _UNREAD, WeightRequest, check_any_stored, check_config, load_weight
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
@@ -473,3 +473,13 @@ def test_experts_of_mlx_lie_in_one_tensor(mine: str, theirs: str, home: str) -> 
         found(f"m.experts.1.{mine}", (OUT, IN + 64))
     with pytest.raises(ModelError, match="has no tensor"):
         found("m.experts.1.other")
+
+
+@pytest.mark.parametrize("form", _UNREAD)
+def test_forms_that_are_not_read_are_told_by_their_tensors(form: str) -> None:
+    """Whatever config.json says, or if it says nothing."""
+    names = [f"model.layers.0.mlp.up_proj.{part}" for part in _UNREAD[form]]
+    for how in ({}, {"quant_method": "gptq"}, {"quant_method": "compressed-tensors"}):
+        with pytest.raises(ModelError, match=f"up_proj.* is quantised as {form}, which is not supported"):
+            check_any_stored(how, names)
+        check_any_stored(how, [*names[:1], "model.layers.0.mlp.down_proj.weight_packed"])

@@ -188,6 +188,10 @@ OTHERS: dict[str, tuple[Any, str, Any, str]] = {
         lambda: _quanto_said(FORMS["quanto 4"][0], "int4"), "weight._data._data", lambda t: t[: len(t) // 2],
         "which is not int4 for",
     ),
+    "float8 where quanto says integers": (
+        lambda: _quanto_said(FORMS["quanto 8"][0], "int8"), "weight._data", lambda t: t.view(torch.float8_e4m3fn),
+        "stored as float8_e4m3fn: config.json says int8",
+    ),
 }  # fmt: skip
 """Made, the tensor that is changed, how, and what is said."""
 
