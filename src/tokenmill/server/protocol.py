@@ -23,7 +23,7 @@ from tokenmill.server.errors import HttpError, Pairs, error_bytes
 from tokenmill.server.half_closed import HalfClosed
 from tokenmill.server.old_clients import answer_as_1_0
 from tokenmill.server.tls import Door, Handshakes
-from tokenmill.server.transport import CountedTransport, Flow, LateEvent
+from tokenmill.server.transport import CountedTransport, Flow, LateEvent, Wire
 
 MAX_HEADERS = 200
 MAX_PIPELINED = 16
@@ -86,32 +86,6 @@ class Taker(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """The writing side of a connection, for a Taker."""
-
-    out: CountedTransport
-    flow: Any
-
-    def write(self, data: bytes) -> None:
-        """Send to the client, or append to what waits for it."""
-        if not self.out.is_closing():
-            self.out.write(data)
-
-    def unread(self) -> int:
-        """Bytes that the client has not taken yet."""
-        size: int = self.out.get_write_buffer_size()
-        return size
-
-    async def drain(self) -> None:
-        """Wait until the client has taken enough."""
-        await self.flow.drain()
-
-    def end(self) -> None:
-        """Close when everything is written."""
-        self.out.finish()
-
-
 class _Waiting(list[Any]):
     """Requests that arrived before the previous one was answered. An empty deque would take ten times as much
     memory."""
@@ -120,6 +94,9 @@ class _Waiting(list[Any]):
 
     def appendleft(self, item: Any) -> None:
         self.insert(0, item)
+
+    def popleft(self) -> Any:
+        return self.pop(0)
 
 
 class _Rest:
@@ -197,8 +174,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """The client will send no more. If a complete request is open, the client may still wait for the answer, and
         the connection stays (True). Otherwise the connection closes. Engines hear of it before handlers are
         cancelled."""
-        if self._owes() and self.part is MessagePart.NOTHING and not self.refused and self.transport.can_write_eof():
+        if self._owes() and self.transport.can_write_eof() and self._give_up_message():
             self.ended = True
+            self._stop_timer()
             HalfClosed(self.out, self._asking, hears=self.running.scope["http_version"] == "1.1").watch(
                 self.loop.call_later
             )
@@ -209,6 +187,17 @@ class BoundedProtocol(HttpToolsProtocol):
     def _owes(self) -> bool:
         """Is a request open?"""
         return self.taker is None and self.running is not None and not self.running.response_complete
+
+    def _give_up_message(self) -> bool:
+        """Forget the message that is being read, if complete ones are before it: these are still answered, and the
+        last of them ends the connection. False: there are none."""
+        if self.part is MessagePart.BODY:  # its cycle has been made
+            if not self.pipeline or self.running is self.cycle:
+                return False
+            self.pipeline.popleft()
+            self.cycle = self.pipeline[0][0] if self.pipeline else self.running
+        self.part = MessagePart.NOTHING
+        return True
 
     def _asking(self) -> bool:
         return self._owes() and not self.running.response_started
@@ -317,6 +306,8 @@ class BoundedProtocol(HttpToolsProtocol):
         return taker
 
     def on_message_begin(self) -> None:
+        if self.refused:  # what follows in the same bytes is not read, so nobody waits for its rest
+            return
         super().on_message_begin()
         self.part = MessagePart.HEAD
         self.wire = self.head = self.payload = 0
@@ -370,13 +361,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def _widen(self, most: int) -> None:
         """A handler reads this body as it arrives. The body may have `most` bytes, and each of its parts gets the time
         of a whole body."""
-        if self.running and self.running is self.cycle and self.part is MessagePart.BODY and not self.refused:
+        if self._is_sending() and not self.refused:
             self.most = most
             self._set_timer(self.bounds.read_timeout + GRACE_S)
 
     def _is_sending(self) -> bool:
-        """Is the client still sending a body?"""
-        return self.part is MessagePart.BODY
+        """Is the client still sending the body of the request that is being answered?"""
+        return self.part is MessagePart.BODY and self.running is self.cycle
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.running = cycle
@@ -430,6 +421,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """The deadline has passed."""
         if self.refused or self.transport.is_closing():
             self.out.finish()
+        elif self.flow.read_paused:  # it waits for answers before it: the server reads nothing, so no client is late
+            self._set_timer(self.bounds.read_timeout + GRACE_S)
         elif self.part is MessagePart.BODY:
             self._refuse(408, "The body did not arrive in time.")
         elif self.part is MessagePart.HEAD or self.wire:
@@ -441,13 +434,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """Answer and close. If earlier answers are still on their way, the last of them closes instead."""
         self.refused = True
         self._stop_timer()
-        cycle = self.cycle
-        own = self.part is MessagePart.BODY  # the cycle belongs to the refused message
-        if cycle is not None and not cycle.response_complete and not own:
-            cycle.keep_alive = False
+        if self._owes() and self._give_up_message():
+            self.cycle.keep_alive = False
             return
-        if own and cycle is not None:
-            if cycle.response_started or self.pipeline or self.running is not cycle:
+        if self.part is MessagePart.BODY and self.cycle is not None:
+            if self.cycle.response_started:
                 self.transport.abort()
                 return
             self._forget_answer()
@@ -460,7 +451,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _close_gently(self) -> None:
         """Stop writing. A client that may still be sending gets a moment to read the answer."""
         self._unset_keepalive_if_required()
-        if self.part is MessagePart.NOTHING and not self.refused:
+        if self.ended or (self.part is MessagePart.NOTHING and not self.refused):
             self._stop_timer()
             self.out.finish()
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 LEAST_TAKEN = 4096
@@ -146,6 +147,32 @@ class Flow:
     def resume_writing(self) -> None:
         """The client has taken enough, or is gone, so writers continue."""
         self._writable.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """The writing side of a connection, for what takes it over from HTTP."""
+
+    out: CountedTransport
+    flow: Any
+
+    def write(self, data: bytes) -> None:
+        """Send to the client, or append to what waits for it."""
+        if not self.out.is_closing():
+            self.out.write(data)
+
+    def unread(self) -> int:
+        """Bytes that the client has not taken yet."""
+        size: int = self.out.get_write_buffer_size()
+        return size
+
+    async def drain(self) -> None:
+        """Wait until the client has taken enough."""
+        await self.flow.drain()
+
+    def end(self) -> None:
+        """Close when everything is written."""
+        self.out.finish()
 
 
 async def drop_stalled(connections: set[Any], patience: float, on_drop: Callable[[], None]) -> None:

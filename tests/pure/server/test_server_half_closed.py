@@ -42,6 +42,52 @@ async def test_who_sends_no_more_is_answered(listen: Any, sent: bytes, answers: 
     await closed(server)
 
 
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+TAILS = {
+    "a head": b"POST /v1/comp",
+    "headers": message(ASK).partition(b"\r\n\r\n")[0],
+    "a body": message(ASK)[:-1],
+    "chunks": CHUNKED + b"5\r\nab",
+    "no HTTP": b"\x16\x03\x01\r\n\r\n",
+    "no chunk": CHUNKED + b"x\r\n",
+    "a long head": HEALTH[:-2] + b"a: " + b"b" * 100_000,
+    "a long body": message({"prompt": "a" * (2 << 20)})[:-1],
+    "too many": HEALTH * 40 + b"GET /",
+}
+
+
+@pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS)
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("eof", [True, False])
+async def test_what_is_not_whole_takes_no_answer_from_those_before(
+    listen: Any, tail: bytes, count: int, eof: bool
+) -> None:
+    """The connection ends after the last of them: at once when the client has ended its half, otherwise when what
+    follows has been refused or is late."""
+    server = await listen(FakeOptions(step_s=0.005), max_body_bytes=1 << 18, read_timeout=0.5)
+    reader, writer = await server.connect()
+    writer.write(message({**ASK, "stream": True}) * count + tail)
+    if eof:
+        writer.write_eof()
+    said = await rest(reader)
+    assert said.count(b"[DONE]") == count == said.count(b'"finish_reason":"length"')
+    await closed(server)
+
+
+async def test_who_is_not_read_is_not_late(listen: Any) -> None:
+    """While an answer is made, nothing is read of what follows, for longer than a client may take for its body."""
+    server = await listen(FakeOptions(step_s=0.1), read_timeout=0.2)
+    reader, writer = await server.connect()
+    body = message({"prompt": "a" * 2_000_000})  # more than the system's buffers hold
+    body = body.replace(b"\r\n", b"\r\nconnection: close\r\n", 1)
+    writer.write(message({**ASK, "stream": True}) + body[:100_000])
+    await reader.readuntil(b"data: ")
+    writer.write(body[100_000:])
+    said = await rest(reader)
+    assert b"[DONE]" in said and b"HTTP/1.1 400" in said and b" 408 " not in said
+    await closed(server)
+
+
 async def test_what_was_answered_before_the_end_is_not_lost(listen: Any) -> None:
     server = await listen(FakeOptions(step_s=0.005))
     reader, writer = await server.ask({**ASK, "max_tokens": 200, "stream": True})

@@ -157,6 +157,28 @@ async def test_a_call_that_its_length_broke_off_is_no_call(start, way):
     assert said["content"] == "Well." and said["reasoning"] == "It asks." and "tool_calls" not in said
 
 
+@pytest.mark.parametrize("how", ["cancelled", "deleted", "left"])
+async def test_followers_hear_that_a_response_was_cancelled(listen, how):
+    """By its client, by deleting it, or because the only client that it was for has left."""
+    server = await listen(FakeOptions(script="a" * 4000, step_s=0.01))
+    reader, writer = await server.ask({**HI, "background": how != "left", "stream": True}, PATH)
+    begun = json.loads((await reader.readuntil(b"\n\n")).rpartition(b"data: ")[2])
+    name = begun["response"]["id"]
+    follower, following = await server.connect()
+    following.write(f"GET {PATH}/{name}?stream=true HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+    await follower.readuntil(b"output_text.delta")
+    if how == "left":
+        writer.close()
+    else:
+        ways = {"cancelled": ("POST", "/cancel"), "deleted": ("DELETE", "")}
+        await server.served.client.request(ways[how][0], f"{PATH}/{name}{ways[how][1]}")
+    for stream in (follower, reader)[: 1 if how == "left" else 2]:
+        last = (await stream.readuntil(b"0\r\n\r\n")).decode().rpartition("event: ")[2]
+        told = json.loads(last[last.index("{") : last.rindex("}") + 1])
+        assert told["type"] == "response.cancelled" == last.split()[0]
+        assert told["response"]["status"] == "cancelled" and told["response"]["output"][0]["status"] == "incomplete"
+
+
 async def test_a_response_cancelled_before_its_first_word_adds_nothing(start):
     served = await start(FakeOptions(step_s=60))
     slow = (await served.post(PATH, {**HI, "background": True})).json()["id"]

@@ -77,10 +77,12 @@ class GrowingResponse:
         self.response |= {"status": "failed", "error": {"code": kind, "message": error.message}}
         return [self._snapshot("response.failed")]
 
-    def cancel(self) -> None:
-        """End, because nobody wants the response any more."""
+    def cancel(self) -> Events:
+        """End, because nobody wants the response any more. The event is called as in OpenAI's webhooks; its streams
+        have none."""
         self._break_off()
         self.response["status"] = "cancelled"
+        return [self._snapshot("response.cancelled")]
 
     def _break_off(self) -> None:
         """Nothing more comes of the item that is being said."""

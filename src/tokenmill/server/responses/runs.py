@@ -6,7 +6,6 @@ Must not know: paths, how answers are made.
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -134,17 +133,12 @@ async def events(run: Run) -> AsyncIterator[list[bytes]]:
             if last:
                 end_run(run, joined(kept.messages, growing.message()) if not run.silent else kept.messages)
             yield told
-    except asyncio.CancelledError:
-        growing.cancel()
-        raise
     except Exception as error:
         told = _tell(run, growing.fail(describe_error(error)))
         end_run(run)
         yield told
     finally:
-        if growing.response["status"] == "in_progress":
-            growing.cancel()
-        end_run(run)
+        _cancel(run)
 
 
 def end_run(run: Run, messages: bytes | None = None) -> None:
@@ -169,8 +163,13 @@ def end_run(run: Run, messages: bytes | None = None) -> None:
 def clean_up(run: Run) -> None:
     """Clean up after a run, even one that never began."""
     run.job.close()
+    _cancel(run)
+
+
+def _cancel(run: Run) -> None:
+    """End a run that has not ended by itself. Whoever follows it is told, even if it is stored no longer."""
     if not run.kept.ended:
-        run.growing.cancel()
+        run.kept.tell([_event(event) for event in run.growing.cancel()])
         end_run(run)
 
 
