@@ -170,7 +170,8 @@ GEOMETRIES: dict[str, Config] = {
 FAMILIES: dict[str, Config] = {
     name: {}
     for name in (
-        "afmoe", "apertus", "arcee", "bamba", "biogpt", "bitnet", "codegen", "cohere2", "cohere", "cohere2_moe", "cwm",
+        "afmoe", "apertus", "arcee", "bailing_hybrid", "bamba", "biogpt", "bitnet", "codegen", "cohere2", "cohere",
+        "cohere2_moe", "cwm",
         "dbrx",
         "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon_h1", "falcon_mamba", "flex_olmo",
         "gemma", "gemma4_text", "glm", "glm4", "glm4_moe_lite", "gpt_bigcode", "gptj", "granite", "granitemoe",
@@ -192,6 +193,7 @@ FAMILIES: dict[str, Config] = {
 }  # fmt: skip
 """Model types that no geometry above is of -> what is said beside the numbers of Transformers' config class."""
 _HYBRID = (
+    "bailing_hybrid",
     "bamba",
     "jamba",
     "falcon_h1",

@@ -84,6 +84,9 @@ OWN_FILES = {
     "KimiLinearForCausalLM": "a delta rule with a decay for each line of its matrices in most layers, latent attention "
     "without rotation in the others; shared and routed experts; Kimi Linear; on GPUs its prompts are computed token "
     "by token",
+    "BailingHybridForCausalLM": "Kimi Linear's delta rule with decays that are bounded below, latent attention whose "
+    "heads are gated, shared and routed experts; Ling 3.0 (`BailingMoeV3ForCausalLM`) whose experts have no limits; on "
+    "GPUs its prompts are computed token by token",
     "DeepseekV2ForCausalLM": "latent attention, shared and routed experts",
     "DeepseekV3ForCausalLM": "latent attention, shared and routed experts; also Kimi K2; its layers for drafts, too",
     "DeepseekV32ForCausalLM": "DeepSeek V3 with an index that chooses the keys that a token sees (on a CPU in plain "

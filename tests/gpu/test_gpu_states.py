@@ -55,13 +55,14 @@ TOTAL = sum(n for grants in STEPS for _, n in grants)
 def test_delta_rule(heads, by_key, dtype, steady):
     hk, hv, dk, dv = heads
     paces = hv * dk if by_key else hv
-    spec = DeltaSpec(*heads, rate=torch.rand(hv) * 4, shift=torch.randn(paces))
+    floor = -5.0 if by_key and hk == hv else 0.0
+    spec = DeltaSpec(*heads, rate=torch.rand(hv) * 4, shift=torch.randn(paces), floor=floor)
     mixed, gates = torch.randn(TOTAL, 2 * hk * dk + hv * dv).to(dtype), torch.randn(TOTAL, hv + paces).to(dtype)
     plain, part = ReferenceKernels(), ("float32", (hv, dk, dv))
     exact, states = run(
         plain, "cpu", part, lambda ctx, s, at: plain.recur_((mixed[at].float(), gates[at].float()), spec, s, ctx)
     )
-    on = DeltaSpec(*heads, rate=spec.rate.cuda(), shift=spec.shift.cuda())
+    on = DeltaSpec(*heads, rate=spec.rate.cuda(), shift=spec.shift.cuda(), floor=floor)
     kernels, x, g = make_kernels(steady=steady), mixed.cuda(), gates.cuda()
     found, left = run(kernels, "cuda", part, lambda ctx, s, at: kernels.recur_((x[at], g[at]), on, s, ctx))
     bound = 1e-5 if dtype == torch.float32 else 1e-2

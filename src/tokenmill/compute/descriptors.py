@@ -180,7 +180,8 @@ class DeltaSpec:
     """One layer with a gated delta rule. Every key head serves value_heads / key_heads value heads: neighbours, or
     (tiled) heads that lie key_heads apart. rate [Hv] and shift in float32 say how fast each value head forgets: all of
     its matrix alike (shift [Hv]), or each of its lines, of which a key has one number (shift [Hv * Dk]). most_beta says
-    which part of an old value a new one replaces at the most.
+    which part of an old value a new one replaces at the most. floor: the least logarithm of a line's decay, if there is
+    one (below 0).
     """
 
     key_heads: int
@@ -191,6 +192,7 @@ class DeltaSpec:
     shift: Tensor
     tiled: bool = False
     most_beta: float = 1.0
+    floor: float = 0.0
 
     @property
     def by_key(self) -> bool:

@@ -61,7 +61,8 @@ def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: F
 
     Of each value head's matrix S [Dk, Dv] (state [R + 1, Hv, Dk, Dv]), with k and q of length 1:
     S = exp(-spec.rate softplus(pace + spec.shift)) S;  S += k (b (v - k S));  out = (q / sqrt(Dk)) S,
-    where b = spec.most_beta sigmoid(beta). A head has one pace, or (spec.by_key) one for each of its Dk lines.
+    where b = spec.most_beta sigmoid(beta). A head has one pace, or (spec.by_key) one for each of its Dk lines. With a
+    spec.floor, a line's decay is exp(spec.floor sigmoid(spec.rate (pace + spec.shift))).
     """
     mixed, gates = inputs
     keys, values = spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim
@@ -74,8 +75,9 @@ def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: F
     q = q * spec.key_dim**-0.5
     gates = gates.float()
     beta, pace = (part.contiguous() for part in gates.tensor_split((spec.value_heads,), dim=-1))
-    soft = row_stable.softplus(pace + spec.shift).unflatten(-1, (spec.value_heads, -1))
-    decay = torch.exp(-spec.rate[:, None] * soft)[..., None]
+    pace, rate = (pace + spec.shift).unflatten(-1, (spec.value_heads, -1)), spec.rate[:, None]
+    slowed = spec.floor * row_stable.sigmoid(rate * pace) if spec.floor else -rate * row_stable.softplus(pace)
+    decay = torch.exp(slowed)[..., None]
     beta = row_stable.sigmoid(beta) * spec.most_beta
     out = torch.empty_like(v)
     for row, tokens, begins, left in spans_of(ctx):

@@ -40,6 +40,8 @@ class DeltaHeads:
     tiled: bool = False
     """Value heads that share a key head are not neighbours, but lie key_heads apart."""
     most_beta: float = 1.0
+    floor: float = 0.0
+    """See DeltaSpec."""
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -103,7 +105,7 @@ class GatedDelta(Projected):
         shift = b.tensor(names.shift, (paces.rows,), torch.float32)[paces.index(0, b.group).to(b.device)]
         self.heads = mine = heads.of(b.group.size)
         sizes = mine.key_heads, mine.value_heads, mine.key_dim, mine.value_dim
-        self.spec = DeltaSpec(*sizes, rate=rate, shift=shift, tiled=heads.tiled, most_beta=heads.most_beta)
+        self.spec = DeltaSpec(*sizes, rate, shift, heads.tiled, heads.most_beta, heads.floor)
         self.norm: NormSpec = b.norm(names.norm, heads.value_dim, eps)
         self.output = RowLinear(b, heads.widths[1], hidden, names.output)
         kept = str(b.dtype).removeprefix("torch.")
@@ -131,7 +133,8 @@ class GatedDelta(Projected):
 
     def _products(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None) -> list[Tensor]:
         """(q | k | v), z and (beta | rate) of the layer's input."""
-        sizes = (self.heads.channels, self.heads.widths[1], 2 * self.heads.value_heads)
+        gates = self.heads.value_heads * (1 + self.paces(self.heads))
+        sizes = (self.heads.channels, self.heads.widths[1], gates)
         made = [part.weight.matmul(x, ctx, norm=norm) for part in self.products]
         if len(made) == 1:
             return list(made[0].split(sizes, dim=-1))
@@ -139,8 +142,8 @@ class GatedDelta(Projected):
 
 
 class KeyedDelta(GatedDelta):
-    """Kimi's: each line of a head's matrix has a decay of its own, z passes through a sigmoid, and both are made in two
-    steps."""
+    """Kimi's: each line of a head's matrix has a decay of its own, and z passes through a sigmoid. Both are made of the
+    input, or (DeltaNames.narrow) in two steps."""
 
     def __init__(self, b: Build, hidden: int, heads: DeltaHeads, eps: float, names: DeltaNames) -> None:
         super().__init__(b, hidden, heads, eps, names)
@@ -148,8 +151,10 @@ class KeyedDelta(GatedDelta):
 
     def _make(self, b: Build, hidden: int, heads: DeltaHeads, names: DeltaNames) -> list[ColumnLinear]:
         """Of the input: queries, keys, values, betas and, whole on every rank, what z and paces are made of."""
-        assert names.narrow is not None
         z, beta, pace = names.gates
+        if names.narrow is None:
+            direct = {z: heads.values(heads.value_dim), beta: heads.values(1), pace: heads.values(self.paces(heads))}
+            return [ColumnLinear(b, hidden, {**dict(zip(names.qkv, heads.mixed, strict=True)), **direct})]
         low = dict.fromkeys(names.narrow, Rows(heads.value_dim, 1, bare=True, repeats=True))
         first = {**dict(zip(names.qkv, heads.mixed, strict=True)), beta: heads.values(1), **low}
         wide = ((z, heads.values(heads.value_dim)), (pace, heads.values(self.paces(heads))))
@@ -162,6 +167,8 @@ class KeyedDelta(GatedDelta):
 
     def _products(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None) -> list[Tensor]:
         heads = self.heads
+        if len(self.products) == 1:
+            return super()._products(x, ctx, norm)
         first, wide, paces = (part.weight for part in self.products)
         mixed, beta, *low = first.matmul(x, ctx, norm=norm).split(
             (heads.channels, heads.value_heads, heads.value_dim, heads.value_dim), dim=-1

@@ -24,8 +24,11 @@ _SAME = {
     "shared_mlp": "shared_experts",
     "embed_out": "lm_head",
     "word_embeddings": "embed_tokens",
+    "attention": "self_attn",
+    "dense": "o_proj",
+    "forget_gate": "",
 }
-"""Mixtures, and ends: names of checkpoints and of the classes that read them."""
+"""Mixtures, attention and ends: names of checkpoints and of the classes that read them ("": one of them has none)."""
 
 
 _EXAONE = (
@@ -34,6 +37,7 @@ _EXAONE = (
     (".mlp.c_proj", ".mlp.down_proj"),
 )  # fmt: skip
 """EXAONE 3: names of checkpoints, and of the class that reads them. Some of the first mean other things elsewhere."""
+_LFM3 = ((".self_attn.gate_proj", ".self_attn.g_proj"),)
 
 
 def tail(path: str) -> str | None:
@@ -48,7 +52,7 @@ def tail(path: str) -> str | None:
 
 def alike(path: str) -> str:
     """A name with one spelling for what is called differently."""
-    return ".".join(_SAME.get(part, part) for part in path.split("."))
+    return ".".join(same for part in path.split(".") if (same := _SAME.get(part, part)))
 
 
 class Names:
@@ -57,7 +61,7 @@ class Names:
     def __init__(self, paths: Iterable[str]) -> None:
         self.exact = set(paths)
         self.tails: dict[str, str | None] = {}
-        renamed = _EXAONE if any(path.endswith(".mlp.c_fc_0") for path in self.exact) else ()
+        renamed = _EXAONE if any(path.endswith(".mlp.c_fc_0") for path in self.exact) else _LFM3
         for path in sorted(self.exact):
             of_class = path
             for old, new in renamed:

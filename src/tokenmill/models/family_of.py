@@ -32,6 +32,8 @@ SHARED = {
     "sarvam_moe": "Glm4MoeForCausalLM",
 }
 """Model types -> the class with which Transformers computes them; their folders name this class."""
+NAMES = {"BailingMoeV3ForCausalLM": "BailingHybridForCausalLM"}
+"""What published files call a class of Transformers."""
 _OUTER_TYPES = {outer.model_type: outer.text for outer in OUTERS.values()}
 _HEAD = re.compile(r"(ForCausalLM|LMHeadModel)$", re.IGNORECASE)
 _OTHER_TASK = re.compile(
@@ -78,7 +80,7 @@ def settled(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _by_name(names: list[str], kind: str | None) -> tuple[str | None, str]:
     """The family that is named, unless that class is known to compute this other type as well."""
-    known = next((name for name in names if name in FIELDS), None)
+    known = next((NAMES.get(name, name) for name in names if NAMES.get(name, name) in FIELDS), None)
     if known is None:
         return None, ""
     if kind in BY_TYPE and SHARED.get(kind) == known:

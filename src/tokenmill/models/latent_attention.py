@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tokenmill.compute.adapters import Forms
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec
+from tokenmill.layers.attention import gated
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
@@ -29,10 +30,19 @@ class LatentAttention(Projected):
     """Multi-head latent attention with absorbed up-projections."""
 
     def __init__(
-        self, c: ModelConfig, b: Build, hidden: int, index: MakeIndex | None = None, *, rotates: bool = True
+        self,
+        c: ModelConfig,
+        b: Build,
+        hidden: int,
+        index: MakeIndex | None = None,
+        *,
+        rotates: bool = True,
+        gate: str = "",
+        output: str = "o_proj",
     ) -> None:
         """index: makes what chooses the keys that a token sees; without one it sees all. rotates: False: the part of
-        keys that others rotate is there, and stays as it is."""
+        keys that others rotate is there, and stays as it is. gate: the product whose sigmoids multiply the heads'
+        results."""
         heads, bias = c.need("num_attention_heads", int), c.get("attention_bias", bool, False)
         self.nope, self.rotated = c.need("qk_nope_head_dim", int), c.need("qk_rope_head_dim", int)
         self.latent, self.value = c.need("kv_lora_rank", int), c.need("v_head_dim", int)
@@ -51,7 +61,8 @@ class LatentAttention(Projected):
         self.site = b.taken(up, self._apart)
         self.up = None if self.site is None else up
         """What adapters are worked into: new weights must reach it."""
-        self.output = RowLinear(b, heads * self.value, hidden, "o_proj", bias=bias)
+        self.output = RowLinear(b, heads * self.value, hidden, output, bias=bias)
+        self.gate = ColumnLinear(b, hidden, {gate: Rows(heads, heads)}).weight if gate else None
         tempered = c.architecture == "Mistral4ForCausalLM"
         settings = mistral4_rope(c, self.rotated) if tempered else whole_rope(c, self.rotated)
         kv = KVSpec("latent", 1, self.latent + self.rotated, self.latent)
@@ -82,7 +93,8 @@ class LatentAttention(Projected):
         keys = None if self.index is None else self.index.choose(h, low, self.q_norm, ctx)
         mixed = kernels.attend(qkv, self.spec, ctx, keys)
         values = self._product(mixed.view(tokens, heads, self.latent), 1, ctx)
-        return values.view(tokens, -1)
+        values = values.view(tokens, -1)
+        return values if self.gate is None else gated(values, self.gate.matmul(h, ctx), ctx)
 
     def _apart(self, up: Tensor) -> Forms:
         """kv_b_proj [heads * (keys + values), latent]: what carries queries into the latent space, and values out."""

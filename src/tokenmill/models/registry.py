@@ -47,6 +47,7 @@ _FAMILIES = {
     "Gemma4ForCausalLM": "gemma4",
     "GptOssForCausalLM": "gpt_oss",
     "KimiLinearForCausalLM": "kimi_linear",
+    "BailingHybridForCausalLM": "bailing_hybrid",
     "OPTForCausalLM": "opt",
     **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), "qwen3_next"),
     **dict.fromkeys(TABLE, "family"),

@@ -295,6 +295,17 @@ def families() -> dict[str, list[Case]]:
              "first_k_dense_replace": 2, "linear_conv_kernel_dim": 3},
             {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse", "sparse"], "num_hidden_layers": 5,
              "moe_renormalize": False, "num_shared_experts": 2, "linear_num_heads": 2, **BIASED}),
+        # Saved configs say the head size of the delta rule beside that of rotation.
+        "bailing_hybrid": several(
+            hf.BailingHybridConfig,
+            {**BASE, **LATENT, **DEEP, "head_dim": 8, "layer_group_size": 2, "num_local_experts": 8,
+             "num_experts_per_tok": 3, "moe_intermediate_size": 20, "n_group": 4, "topk_group": 2,
+             "first_k_dense_replace": 1},
+            {}, {"kda_safe_gate": False, "layer_group_size": 3, "q_lora_rank": 20, "n_shared_experts": 2,
+                 "short_conv_kernel_size": 3, **BIASED},
+            {"layer_types": hybrid, "kda_lower_bound": -1.5, "n_group": 1, "topk_group": 1, "norm_topk_prob": False,
+             "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "rope_parameters": {
+                 **YARN, "mscale": 0.7, "mscale_all_dim": 0.9}, "head_dim": 12}),
         "lfm2": several(hf.Lfm2Config, {**BASE, **DEEP, "block_multiple_of": 8}, {"layer_types": short},
                         {"full_attn_idxs": [0, 3], "conv_bias": True, "block_auto_adjust_ff_dim": False, **LOOSE},
                         {"layer_types": short[::-1], "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3}),
@@ -424,7 +435,8 @@ FILES = {"mistral4": "Mistral4ForCausalLM", "sarvam_mla": "SarvamMLAForCausalLM"
          "deepseek_v3": "DeepseekV3ForCausalLM", "deepseek_v32": "DeepseekV32ForCausalLM",
          "glm_moe_dsa": "GlmMoeDsaForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
          "gemma3n": "Gemma3nForCausalLM", "gemma4": "Gemma4ForCausalLM",
-         "falcon_h1": "FalconH1ForCausalLM", "kimi_linear": "KimiLinearForCausalLM"}  # fmt: skip
+         "falcon_h1": "FalconH1ForCausalLM", "kimi_linear": "KimiLinearForCausalLM",
+         "bailing_hybrid": "BailingHybridForCausalLM"}  # fmt: skip
 """Families here that have a file of their own."""
 
 

@@ -188,7 +188,7 @@ def test_defaults_are_those_of_transformers(architecture):
     for key, value in row.defaults.items():
         if value is not None and hasattr(kind, key) and key not in ("rope_theta", "rope_parameters"):
             assert getattr(kind, key) == value, key
-    theta = getattr(kind, "default_theta", None)
+    theta = getattr(kind, "rope_theta", getattr(kind, "default_theta", None))
     if isinstance(theta, float) and "rope_theta" in row.defaults:
         assert (row.defaults["rope_theta"] or 10000.0) == theta
 

@@ -18,7 +18,14 @@ EXTREMES = {
     "Mamba2ForCausalLM": {"dt_bias": (-90.0, 40.0), "A_log": (-30.0, 80.0)},
     "Qwen3NextForCausalLM": {"dt_bias": (-90.0, 40.0), "A_log": (-30.0, 80.0)},
     "KimiLinearForCausalLM": {"dt_bias": (-90.0, 40.0), "A_log": (-30.0, 80.0)},
+    "BailingHybridForCausalLM": {"dt_bias": (-90.0, 40.0), "A_log": (-30.0, 80.0)},
 }
+
+
+def _renamed(name: str, parts: dict[str, str]) -> str:
+    for theirs_of, stored in parts.items():
+        name = name.replace(theirs_of, stored)
+    return name
 
 
 @pytest.mark.parametrize("architecture", EXTREMES)
@@ -29,7 +36,8 @@ def test_gates_and_paces_at_their_ends(architecture, backend, tmp_path: Path):
     for ending, values in EXTREMES[architecture].items():
         names = [name for name in state if name.endswith(ending)]
         kept = {name: state[name].clone() for name in names}
-        stored = {name: name.replace("forget_gate.", "") for name in names}
+        ours_of = {"forget_gate.": ""} | ({".self_attn.": ".attention."} if "Bailing" in architecture else {})
+        stored = {name: _renamed(name, ours_of) for name in names}
         assert names and set(stored.values()) <= tensors.keys()
         for value in values:
             for name in names:

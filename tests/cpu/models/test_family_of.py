@@ -24,13 +24,19 @@ from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.request import Request
 from tokenmill.engine.wire import Ready
 from tokenmill.models.config_fields import FIELDS
-from tokenmill.models.family_of import BODY, BY_TYPE, NOTE, SAME, SHARED, settled, type_of
+from tokenmill.models.family_of import BODY, BY_TYPE, NAMES, NOTE, SAME, SHARED, settled, type_of
 from tokenmill.models.multimodal import OUTERS
 from tokenmill.models.registry import check_keys, is_elsewhere, read
 from tokenmill.quant.convert import check_upright
 from tokenmill.server.engines.ready_message import learn_admission
 
 LLAMA = {**BASE, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+
+
+def test_names_of_published_files_are_those_of_classes():
+    config = {"architectures": ["BailingMoeV3ForCausalLM"], "model_type": "bailing_hybrid", "auto_map": {}}
+    assert settled(config) == {**config, "architectures": ["BailingHybridForCausalLM"]}
+    assert all(name not in FIELDS and family in FIELDS for name, family in NAMES.items())
 
 
 def test_each_type_of_transformers_is_its_own_family_or_goes_there():

@@ -162,6 +162,7 @@ STATES = (
     "lfm2-0",
     "olmo_hybrid-1",
     "kimi_linear-0",
+    "bailing_hybrid-0",
     "recurrent_gemma-1",
     "gemma4-0",
     "gemma3n-0",

@@ -41,8 +41,9 @@ def test_same_logits_and_same_bytes(name, backend, tmp_path):
     equal(name, tmp_path, backend)
 
 
-def test_kimi_linear_under_the_names_of_transformers_modules(tmp_path):
-    reference, config, tensors = ALL["kimi_linear-0"].make(tmp_path)
+@pytest.mark.parametrize("family", ["kimi_linear", "bailing_hybrid"])
+def test_a_keyed_delta_rule_under_the_names_of_transformers_modules(family, tmp_path):
+    reference, config, tensors = ALL[f"{family}-0"].make(tmp_path)
     named = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
     assert {name for name in tensors if "A_log" in name}.isdisjoint(named)
     one, other = (ours(load(config, found), {"a": prompt(20)}, [[("a", 20)]])["a"] for found in (tensors, named))

@@ -127,6 +127,18 @@ TWISTS: list[tuple[str, dict[str, Any], str]] = [
     ("KimiLinearForCausalLM", {"num_experts_per_tok": 2}, "'num_experts_per_tok' = 2 contradicts"),
     ("KimiLinearForCausalLM", {"mla_use_nope": False}, "'mla_use_nope' = False"),
     ("KimiLinearForCausalLM", {"tie_word_embeddings": True}, "'tie_word_embeddings' = True"),
+    ("BailingHybridForCausalLM", {"linear_head_dim": GONE, "head_dim": 8, "rotary_dim": 6}, ""),
+    ("BailingHybridForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0,
+                                                      "partial_rotary_factor": 0.5}}, ""),
+    ("BailingHybridForCausalLM", {"layer_types": GONE, "layer_group_size": 3}, ""),
+    ("BailingHybridForCausalLM", {"mlp_layer_types": GONE}, ""),
+    ("BailingHybridForCausalLM", {"expert_swiglu_limit_list": [0, 0, 0, 0], "share_expert_swiglu_limit_list": None,
+                                  "moe_shared_expert_intermediate_size": 20, "num_nextn_predict_layers": 0}, ""),
+    ("BailingHybridForCausalLM", {"expert_swiglu_limit_list": [0, 0, 0, 7.0]}, "'expert_swiglu_limit_list'"),
+    ("BailingHybridForCausalLM", {"moe_shared_expert_intermediate_size": 7}, "'moe_shared_expert_intermediate_size'"),
+    ("BailingHybridForCausalLM", {"kda_lower_bound": 1.0}, "'kda_lower_bound'"),
+    ("BailingHybridForCausalLM", {"linear_attention": "gla"}, "'linear_attention'"),
+    ("BailingHybridForCausalLM", {"tie_word_embeddings": True}, "'tie_word_embeddings' = True"),
     ("FalconForCausalLM", {"multi_query": None, "new_decoder_architecture": False, "num_kv_heads": 4}, ""),
 ]  # fmt: skip
 """(family, what is changed, what the refusal says; "": equal)."""

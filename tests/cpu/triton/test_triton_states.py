@@ -25,8 +25,9 @@ HEADS = [(2, 4, 16, 16), (1, 1, 20, 40)]
 
 def delta(heads: tuple[int, int, int, int], paces: int = 1) -> DeltaSpec:
     """paces: how many a head has."""
+    floor = -5.0 if heads[0] == 1 and paces > 1 else 0.0
     return DeltaSpec(*heads, rate=torch.rand(heads[1]) * 4, shift=torch.randn(heads[1] * paces), tiled=heads[0] == 2,
-                     most_beta=2.0 if heads[0] == 2 else 1.0)  # fmt: skip
+                     most_beta=2.0 if heads[0] == 2 else 1.0, floor=floor)  # fmt: skip
 
 
 def run(kernels, compute, parts, steps=STEPS, kept_as="float32"):

@@ -7,6 +7,7 @@ models.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from tokenmill import _native
 from tokenmill.compute.forward import ConvSpec, DeltaSpec, ForwardContext, NormSpec, ScanSpec, SpaceSpec
+from tokenmill.kernels import row_stable
 from tokenmill.kernels.cpu.packed import TYPES
 
 
@@ -55,6 +57,10 @@ def gated_norm(x: Tensor, gate: Tensor, spec: NormSpec | None, size: int, *, fir
 def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor | None:
     """See kernels/states.py."""
     mixed, gates = inputs
+    if spec.floor:
+        plain = replace(spec, floor=0.0, rate=torch.ones_like(spec.rate), shift=torch.zeros_like(spec.shift))
+        found = delta_rule_((mixed.float(), _unbounded(gates, spec)), plain, state, ctx)
+        return None if found is None else found.to(mixed.dtype)
     kind = TYPES.get(mixed.dtype)
     if (
         kind is None
@@ -71,6 +77,14 @@ def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: F
     strides, step = (mixed.stride(0), gates.stride(0)), step_of(ctx, state.shape[0])
     _native.delta_rule(*addresses, *fixed, *strides, spec.most_beta, kind, spec.by_key, spec.tiled, step)
     return out
+
+
+def _unbounded(gates: Tensor, spec: DeltaSpec) -> Tensor:
+    """(beta | pace) with the paces that decay as much without a floor: their softplus is its logarithm."""
+    beta, pace = gates.float().split((spec.value_heads, gates.shape[1] - spec.value_heads), dim=-1)
+    rate = spec.rate.repeat_interleave(pace.shape[1] // spec.value_heads)
+    soft = -spec.floor * row_stable.sigmoid(rate * (pace + spec.shift))
+    return torch.cat((beta, soft + torch.log(1.0 - torch.exp(-soft))), dim=-1)
 
 
 def state_space_(inputs: Sequence[Tensor], spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor | None:

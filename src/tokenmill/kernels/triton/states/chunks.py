@@ -189,8 +189,8 @@ def can_chunk(spec: DeltaSpec, kind: torch.dtype) -> bool:
     On an H200 the results of 40 keys and 24 values were wrong in bfloat16 from the second 16 tokens of a chunk on, and
     right in float32; those of 64 and 128 are right in both. (Triton 3.6 reads shared memory out of bounds there where
     loads are not pipelined: `compute-sanitizer` finds it with one stage, and nothing with two.)"""
-    widths = (spec.key_dim, spec.value_dim)
-    return not spec.by_key and max(widths) <= WIDEST and (kind == torch.float32 or set(widths) <= {64, 128, 256})
+    widths, one_decay = (spec.key_dim, spec.value_dim), not spec.by_key and not spec.floor
+    return one_decay and max(widths) <= WIDEST and (kind == torch.float32 or set(widths) <= {64, 128, 256})
 
 
 def chunked_delta_(

@@ -194,7 +194,7 @@ def short_conv_(
 @triton.jit
 def _delta_token(
     s, keys, values, gates, rate, shift, head, paces, real_k, real_v, HK: tl.constexpr, DK: tl.constexpr,
-    MOST_BETA: tl.constexpr, BY_KEY: tl.constexpr,
+    MOST_BETA: tl.constexpr, BY_KEY: tl.constexpr, FLOOR: tl.constexpr,
 ):  # fmt: skip
     """A head's matrix behind one more token, and its query over the root of its size."""
     q = tl.load(keys, mask=real_k, other=0.0).to(tl.float32)
@@ -202,7 +202,8 @@ def _delta_token(
     value = tl.load(values, mask=real_v, other=0.0).to(tl.float32)
     beta = sigmoid(tl.load(gates + head).to(tl.float32)) * MOST_BETA
     pace = tl.load(gates + paces, mask=real_k, other=0.0) if BY_KEY else tl.load(gates + paces)
-    decay = tl.exp(-rate * softplus(pace.to(tl.float32) + shift))
+    pace = pace.to(tl.float32) + shift
+    decay = tl.exp(FLOOR * sigmoid(rate * pace)) if FLOOR != 0.0 else tl.exp(-rate * softplus(pace))
     q = q / (tl.sqrt(tl.sum(q * q, axis=0) + 1e-6) * tl.sqrt(DK * 1.0))
     key = key / tl.sqrt(tl.sum(key * key, axis=0) + 1e-6)
     s *= decay[:, None] if BY_KEY else decay
@@ -215,7 +216,7 @@ def _delta_kernel(
     mixed_ptr, gate_ptr, rate_ptr, shift_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr,
     mixed_stride, gate_stride, LEFT: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, TILED: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, MOST: tl.constexpr,
-    MOST_BETA: tl.constexpr, BY_KEY: tl.constexpr, PDL: tl.constexpr,
+    MOST_BETA: tl.constexpr, BY_KEY: tl.constexpr, FLOOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     head, sequence = tl.program_id(1), tl.program_id(2)
@@ -244,14 +245,14 @@ def _delta_kernel(
         out = out_ptr + (first.to(tl.int64) * HV + head) * DV + v
         if MOST == 1 and not LEFT:  # the matrix goes out before its query is answered
             s, q = _delta_token(
-                s, keys, values, gates, rate, shift, head, paces, real_k, real_v, HK, DK, MOST_BETA, BY_KEY
+                s, keys, values, gates, rate, shift, head, paces, real_k, real_v, HK, DK, MOST_BETA, BY_KEY, FLOOR
             )
             tl.store(places + row * size, s, mask=inside)
             tl.store(out, tl.sum(s * q[:, None], axis=0).to(out_ptr.dtype.element_ty), mask=real_v)
         else:
             for t in range(count):
                 s, q = _delta_token(
-                    s, keys, values, gates, rate, shift, head, paces, real_k, real_v, HK, DK, MOST_BETA, BY_KEY
+                    s, keys, values, gates, rate, shift, head, paces, real_k, real_v, HK, DK, MOST_BETA, BY_KEY, FLOOR
                 )
                 tl.store(out, tl.sum(s * q[:, None], axis=0).to(out_ptr.dtype.element_ty), mask=real_v)
                 keys, values, gates, out = (
@@ -294,7 +295,8 @@ def delta_rule_(
         mixed, gates, spec.rate, spec.shift, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions,
         ctx.rows.left, mixed.stride(0), gates.stride(0), LEFT=ctx.rows.left is not None, HK=spec.key_heads,
         HV=spec.value_heads, TILED=spec.tiled, DK=spec.key_dim, DV=spec.value_dim, BK=pow2(spec.key_dim), BV=columns,
-        MOST=1 if one else most, MOST_BETA=spec.most_beta, BY_KEY=spec.by_key, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        MOST=1 if one else most, MOST_BETA=spec.most_beta, BY_KEY=spec.by_key, FLOOR=spec.floor, PDL=pdl, num_warps=4,
+        launch_pdl=pdl,
     )  # fmt: skip
 
 
