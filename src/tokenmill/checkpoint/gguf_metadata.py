@@ -73,12 +73,11 @@ class GgufPlace:
 
 def architecture(config: Mapping[str, Any], path: str) -> str:
     """GGUF's name of the family. A ModelError says that there is none here."""
-    names = config.get("architectures") or ["?"]
-    found = ARCHITECTURES.get(str(names[0]))
+    listed = config.get("architectures")
+    name = str(listed[0]) if isinstance(listed, list) and listed else "?"
+    found = ARCHITECTURES.get(name)
     if found is None:
-        raise ModelError(
-            f"{path}: {names[0]} cannot be written as GGUF; these can: {', '.join(sorted(ARCHITECTURES))}."
-        )
+        raise ModelError(f"{path}: {name} cannot be written as GGUF; these can: {', '.join(sorted(ARCHITECTURES))}.")
     return found
 
 

@@ -96,7 +96,8 @@ def repair(
 
 def _replace(folder: Path, learnt: Path) -> None:
     """One file in place of the old ones."""
-    old = [*folder.glob("model-*.safetensors"), folder / "model.safetensors.index.json"]
+    # The index goes first: whoever reads the folder then takes the one file, wherever this is stopped.
+    old = [folder / "model.safetensors.index.json", *folder.glob("model-*.safetensors")]
     learnt.chmod(0o644)
     learnt.replace(folder / "model.safetensors")
     for path in old:

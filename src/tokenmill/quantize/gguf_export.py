@@ -24,6 +24,7 @@ from tokenmill.checkpoint.gguf_write import IDS, Entry, write_gguf
 from tokenmill.checkpoint.new_folder import check_new
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
+from tokenmill.models.config import ModelConfig
 from tokenmill.models.config_fields import complete
 from tokenmill.quant.convert import LayerError, Tell, check_lost, checked, relative, without_match
 from tokenmill.quant.gguf_rounding import ENCODERS
@@ -135,6 +136,9 @@ def _whole(config: Mapping[str, Any], source: Path) -> dict[str, Any]:
     for key in _SIZES:
         if found.get(key) is None:
             raise ModelError(f"{source}: config.json has no {key!r}.")
+        ModelConfig(found).need(key, int)
+    for key in ("num_key_value_heads", "head_dim", "sliding_window"):
+        ModelConfig(found).get(key, int, 0, low=0)
     if epsilon_of(found) is None:
         raise ModelError(f"{source}: config.json has no 'rms_norm_eps'.")
     return found

@@ -20,6 +20,7 @@ from tokenmill.compute.model import CausalLM, Checkpoint
 from tokenmill.core.errors import ModelError, UndividedError
 from tokenmill.kernels import make_kernels
 from tokenmill.layers.build import Build
+from tokenmill.models.config import ModelConfig
 from tokenmill.models.registry import build_stage
 from tokenmill.parallel.stages import Place
 from tokenmill.quant.convert import checked
@@ -82,8 +83,9 @@ class Stream:
         self.count = layer_count(config)
         self.reads: dict[int, list[tuple[str, int]]] = {}
         """For each layer that was run: the kind of its K/V, and how far back it reads."""
-        heads = config.get("num_attention_heads") or config.get("n_head") or 1
-        self.head = int(config.get("head_dim") or int(config.get("hidden_size") or heads) // int(heads))
+        c = ModelConfig(config)
+        heads = c.get("num_attention_heads", int, c.get("n_head", int, 1, low=0), low=0) or 1
+        self.head = c.get("head_dim", int, 0, low=0) or c.get("hidden_size", int, heads) // heads
 
     def calibrate(self, index: int, chosen: set[str]) -> Layer:
         """Run the calibration sequences through layer `index`, and return the layer with its inputs. chosen: the
@@ -195,7 +197,7 @@ def layer_count(config: Mapping[str, Any]) -> int:
     """The number of layers in a model."""
     for name in _LAYERS:
         if isinstance(config.get(name), int):
-            return int(config[name])
+            return ModelConfig(config).need(name, int)
     if isinstance(kinds := config.get("layers_block_type"), list):
         return len(kinds)
     raise ModelError(f"config.json names no number of layers ({', '.join(_LAYERS)}).")

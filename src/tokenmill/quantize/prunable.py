@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
+from tokenmill.models.config import ModelConfig
 
 _LAYER = re.compile(r"^(?P<stem>(?:\w+\.)*?(?:layers|layer|h|blocks))\.(?P<index>\d+)\.(?P<rest>.+)$")
 _FORMS = {"mlp.down_proj": ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"), "mlp.fc2": ("mlp.fc1",)}
@@ -152,14 +153,12 @@ def channels(ckpt: Checkpoint, names: Mapping[str, str], end: str, kept: Tensor)
 
 def heads_of(config: Mapping[str, Any]) -> HeadCounts:
     """The heads that config.json describes. A family whose config could not describe fewer is refused."""
-    kind = str(config.get("model_type"))
+    c, kind = ModelConfig(config), str(config.get("model_type"))
     if kind not in HEADED:
         raise ModelError(f"{kind}: heads cannot be taken out, because its config.json cannot describe fewer heads.")
-    queries = int(config.get("num_attention_heads") or 0)
-    if not queries:
-        raise ModelError(f"{kind}: config.json has no num_attention_heads.")
-    keys = int(config.get("num_key_value_heads") or queries)
-    return HeadCounts(queries, keys, int(config.get("head_dim") or int(config["hidden_size"]) // queries))
+    queries = c.need("num_attention_heads", int)
+    keys = c.get("num_key_value_heads", int, 0, low=0) or queries
+    return HeadCounts(queries, keys, c.get("head_dim", int, 0, low=0) or c.need("hidden_size", int) // queries)
 
 
 def heads(ckpt: Checkpoint, names: Mapping[str, str], have: HeadCounts, kept: Tensor) -> dict[str, KeptPart]:

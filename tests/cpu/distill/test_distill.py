@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -9,14 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from tokenmill import LLM, SamplingParams
+from tokenmill.checkpoint.folder import open_checkpoint
 from tokenmill.cli.verbs import app
 from tokenmill.core.config import make_config
 from tokenmill.core.drafting import AllOfThem
 from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.distill.repair import _replace
 from tokenmill.distill.students import MedusaStudent
 from tokenmill.distill.teacher import Teacher
 from tokenmill.distill.texts import cut, read_texts
@@ -300,3 +303,25 @@ def test_heads_learn_what_the_model_makes_of_their_states(name, tmp_path, teache
         found = heads.logits(states.hidden, heads.words)
         assert torch.allclose(found, states.logits, atol=1e-4)
         assert torch.allclose(found, theirs(tokens).logits, atol=2e-3)
+
+
+@pytest.mark.parametrize("stop", range(4))
+def test_a_copy_can_be_read_wherever_putting_learnt_layers_in_place_stops(stop, tmp_path, monkeypatch):
+    for part in (1, 2):
+        save_file({f"layer.{part}": torch.zeros(2)}, tmp_path / f"model-{part:05}-of-00002.safetensors")
+    named = {f"layer.{part}": f"model-{part:05}-of-00002.safetensors" for part in (1, 2)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    learnt, unlink, calls = tmp_path / "learnt", Path.unlink, []
+    save_file({f"layer.{part}": torch.ones(2) for part in (1, 2)}, learnt)
+
+    def killed(path, **more):
+        calls.append(path)
+        if len(calls) > stop:
+            raise KeyboardInterrupt
+        unlink(path, **more)
+
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr(Path, "unlink", killed)
+        _replace(tmp_path, learnt)
+    found = open_checkpoint(tmp_path)
+    assert all(torch.equal(found.tensor(name), torch.full((2,), min(stop, 1.0))) for name in named)

@@ -228,3 +228,37 @@ def test_rows_that_no_block_divides_are_told(place: Path, tmp_path: Path) -> Non
     words = ("quantize", "{place}/odd", "{target}.gguf", "--format", "gguf-q4_k")
     code, told = run(place, tmp_path / "out", *words)
     assert code == 0 and "14 of 21 tensors have rows that are no multiples of 32: they stay in 16 bits" in told, told
+
+
+LYING: tuple[tuple[str, Any], ...] = (
+    ("num_attention_heads", "x"), ("num_attention_heads", [2]), ("num_key_value_heads", float("nan")),
+    ("head_dim", "x"), ("head_dim", [2]), ("num_hidden_layers", 1 << 40), ("num_hidden_layers", -1),
+)  # fmt: skip
+"""Entries of config.json that are no numbers of anything."""
+MAKING: dict[str, list[str]] = {
+    "prune heads": ["prune", "--heads", "0.5"], "prune channels": ["prune", "--channels", "0.5", "--multiple", "8"],
+    "gptq": ["quantize", "--method", "gptq", "--group", "32"], "gguf": ["quantize", "--format", "gguf-q8_0"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), LYING)
+@pytest.mark.parametrize("how", MAKING)
+def test_entries_that_are_no_numbers_end_in_a_sentence(how: str, key: str, value: Any, tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, key: value}))
+    verb, *options = MAKING[how]
+    done = CliRunner().invoke(app, [verb, str(folder), str(tmp_path / "new.gguf"), *options])
+    assert done.exit_code == 2 and isinstance(done.exception, SystemExit), done.exception
+    assert not (tmp_path / "new.gguf").exists()
+
+
+OF_GGUF: tuple[tuple[str, Any], ...] = (
+    ("architectures", 3), ("architectures", True), ("sliding_window", "x"), ("sliding_window", float("inf")),
+    ("max_position_embeddings", {"a": 1}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), OF_GGUF)
+def test_gguf_of_entries_of_another_type(key: str, value: Any, tmp_path: Path) -> None:
+    test_entries_that_are_no_numbers_end_in_a_sentence("gguf", key, value, tmp_path)
