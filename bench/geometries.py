@@ -170,17 +170,14 @@ GEOMETRIES: dict[str, Config] = {
 FAMILIES: dict[str, Config] = {
     name: {}
     for name in (
-        "afmoe", "apertus", "arcee", "bailing_hybrid", "bamba", "biogpt", "bitnet", "codegen", "cohere2", "cohere",
-        "cohere2_moe", "cwm",
-        "dbrx",
-        "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon_h1", "falcon_mamba", "flex_olmo",
-        "gemma", "gemma4_text", "glm", "glm4", "glm4_moe_lite", "gpt_bigcode", "gptj", "granite", "granitemoe",
-        "granitemoehybrid", "granitemoeshared", "granitemoe_swa", "granite_swa", "helium", "hunyuan_v1_dense",
-        "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2", "jamba", "kimi_linear", "lfm2",
-        "lfm2_moe", "lfm3",
-        "llama4_text", "mamba", "mamba2", "mellum", "minicpm3", "minimax_m2", "ministral", "ministral3", "mpt",
-        "nanochat", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "persimmon", "phi",
-        "phimoe",
+        "afmoe", "apertus", "arcee", "axk1", "bailing_hybrid", "bamba", "biogpt", "bitnet", "codegen", "cohere",
+        "cohere2", "cohere2_moe", "cwm", "dbrx", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe",
+        "falcon_h1", "falcon_mamba", "flex_olmo", "gemma", "gemma4_text", "glm", "glm4", "glm4_moe_lite",
+        "gpt_bigcode", "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid",
+        "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3",
+        "iquestcoder", "jais2", "jamba", "kimi_linear", "kolibri1", "lfm2", "lfm2_moe", "lfm3", "llama4_text",
+        "mamba", "mamba2", "mellum", "minicpm3", "minimax_m2", "ministral", "ministral3", "mpt", "nanochat",
+        "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "persimmon", "phi", "phimoe",
         "qwen2_moe", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "seed_oss", "smollm3", "solar_open", "stablelm",
         "starcoder2", "vaultgemma", "xglm", "youtu",
     )

@@ -93,6 +93,7 @@ OWN_FILES = {
     "torch); with --max-model-len up to `index_topk` a token sees all, as in DeepSeek V3",
     "GlmMoeDsaForCausalLM": "as DeepSeek V3.2, and layers may share a choice; GLM-5",
     "SarvamMLAForCausalLM": "latent attention, shared and routed experts; Sarvam 105B",
+    "AXK1ForCausalLM": "DeepSeek V3 with a norm behind each mixture; A.X K1",
     "MiniCPM3ForCausalLM": "latent attention, factors on embeddings, blocks and logits",
     "YoutuForCausalLM": "latent attention",
     "Mistral4ForCausalLM": "latent attention with queries scaled by their position, shared and routed experts; Mistral "

@@ -164,6 +164,19 @@ _FILES: dict[str, Fields] = {
         ignored=(*MOE, "head_dim", "qk_head_dim"),
         layers="full_attention",
     ),
+    "AXK1ForCausalLM": Fields(
+        "axk1",
+        needed=_LATENT,
+        defaults={**GATED, **DEEPSEEK_KEYS, "max_position_embeddings": 32768, "attention_bias": False,
+                  "num_key_value_heads": 64, "first_k_dense_replace": 1, "kv_lora_rank": 512, "q_lora_rank": 1536,
+                  "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_group": 8, "topk_group": 4,
+                  "routed_scaling_factor": 2.5, "rope_interleave": True, "num_experts_per_tok": 8,
+                  "mlp_layer_types": None, "num_nextn_predict_layers": None},
+        only={**NO_MLP_BIAS, "scoring_func": ("sigmoid",), "moe_layer_freq": (1,)},
+        # Its files may name a way to choose experts that has no bias, and have none.
+        ignored=(*MOE, "head_dim", "qk_head_dim", "topk_method", "aux_loss_alpha", "seq_aux", "ep_size"),
+        layers="full_attention",
+    ),
     "SarvamMLAForCausalLM": Fields(
         "sarvam_mla",
         needed=(*_LATENT, "num_experts"),

@@ -1,5 +1,5 @@
-"""DeepSeek V2, V3 and V3.2, Kimi K2, GLM-5, Sarvam 105B, GLM-4.7-Flash, Mistral Small 4: latent attention, shared and
-routed experts."""
+"""DeepSeek V2, V3 and V3.2, Kimi K2, GLM-5, Sarvam 105B, GLM-4.7-Flash, Mistral Small 4, A.X K1: latent attention,
+shared and routed experts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts, Routing, Shared, load_experts
 from tokenmill.layers.mlp import gated_mlp
-from tokenmill.models.common import PreNorm, read_act, read_sizes, read_top_k, rms
+from tokenmill.models.common import PreNorm, Sandwich, read_act, read_sizes, read_top_k, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.family_row import Drafts, Feed, Route
@@ -20,12 +20,16 @@ from tokenmill.models.key_index import Indices
 from tokenmill.models.latent_attention import LatentAttention
 from tokenmill.models.mtp_layers import Later, make_behind
 from tokenmill.models.parts import make_mixture, not_computed
-from tokenmill.models.rules import first_dense, glm_dense, listed_or_first, sarvam
+from tokenmill.models.rules import first_dense, glm_dense, listed, listed_or_first, sarvam, value
 from tokenmill.models.table_mixtures import DEEPSEEK_MIX
 
 INDEXED = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 """Those in which each token sees the keys that an index chooses."""
-_DENSE = {"Glm4MoeLiteForCausalLM": glm_dense, **dict.fromkeys(INDEXED, listed_or_first)}
+_DENSE = {
+    "Glm4MoeLiteForCausalLM": glm_dense,
+    "AXK1ForCausalLM": listed(value("first_k_dense_replace", 1)),
+    **dict.fromkeys(INDEXED, listed_or_first),
+}
 _MISTRAL4_MIX = replace(
     DEEPSEEK_MIX, route=Route(normalise="norm_topk_prob", scale="routed_scaling_factor", grouped=True)
 )
@@ -37,14 +41,14 @@ def build(c: ModelConfig, b: Build) -> Decoder:
         c = ModelConfig({**c.data, **sarvam(c)}, architecture=c.architecture)
     sizes, indices = read_sizes(c), Indices(c)
 
-    def layer(body: Build, index: int) -> PreNorm:
+    def layer(body: Build, index: int) -> PreNorm | Sandwich:
         return make_layer(c, b, body.at(f"layers.{index}"), index, indices)
 
     b.book.used.update(not_computed(c, b, Drafts(later="num_nextn_predict_layers"), sizes.layers))
     return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, Ends(norm=rms(c, "norm")), layer)
 
 
-def make_layer(c: ModelConfig, b: Build, at: Build, index: int, indices: Indices) -> PreNorm:
+def make_layer(c: ModelConfig, b: Build, at: Build, index: int, indices: Indices) -> PreNorm | Sandwich:
     """One layer, whose tensors lie `at` there."""
     hidden, act = c.need("hidden_size", int), read_act(c, gated=True, default="silu")
     first, second = rms(c, "input_layernorm"), rms(c, "post_attention_layernorm")
@@ -57,10 +61,18 @@ def make_layer(c: ModelConfig, b: Build, at: Build, index: int, indices: Indices
         mlp = _experts(c, at.at("mlp"), hidden)
     else:
         mix = _MISTRAL4_MIX if c.architecture == "Mistral4ForCausalLM" else DEEPSEEK_MIX
+        if c.architecture == "AXK1ForCausalLM" and not at.has(f"mlp.{mix.route.bias}"):
+            mix = replace(mix, route=replace(mix.route, bias=""))
         mlp = make_mixture(c, b, at, mix, Feed(), index)
     inside = at.at("self_attn")
     choice = indices.of(inside, index) if c.architecture in INDEXED else None
-    return PreNorm(LatentAttention(c, inside, hidden, choice), mlp, (first(at), second(at)))
+    attention = LatentAttention(c, inside, hidden, choice)
+    if c.architecture == "AXK1ForCausalLM" and not dense(c, index):
+        after = rms(c, "post_mlp_layernorm")(at)
+        return Sandwich((attention, mlp), (first(at), second(at)), (None, after))
+    if c.architecture == "AXK1ForCausalLM":  # its files have that norm in all layers
+        b.book.used.add(at.path("post_mlp_layernorm.weight"))
+    return PreNorm(attention, mlp, (first(at), second(at)))
 
 
 def build_later(c: ModelConfig, b: Build) -> list[Later]:
@@ -68,7 +80,7 @@ def build_later(c: ModelConfig, b: Build) -> list[Later]:
     sizes, body = read_sizes(c), b.under("model", "embed_tokens.weight")
     norm, indices = lambda inside, name: rms(c, name)(inside), Indices(c)
 
-    def layer(at: Build, index: int) -> PreNorm:
+    def layer(at: Build, index: int) -> PreNorm | Sandwich:
         return make_layer(c, b, at, index, indices)
 
     return make_behind(c, body.at("layers"), (sizes.layers, sizes.hidden), norm, layer)

@@ -169,7 +169,8 @@ class Route:
     normalise: Switch = True
     scale: str = ""
     bias: str = ""
-    """The tensor that is added to scores for choosing only, below the mixture."""
+    """The tensor that is added to scores for choosing only, below the mixture, or (outside) beside it."""
+    outside: bool = False
     grouped: bool = False
     wide: bool = False
     """The router's logits are float32, whatever the compute dtype."""

@@ -233,7 +233,7 @@ def make_mixture(c: ModelConfig, b: Build, at: Build, row: Mix, feed: Feed, inde
     inside = next((place for place in places if place.has(f"{row.router}.weight")), places[0])
     hidden, inner, count = c.need("hidden_size", int), c.need(row.inner, int), c.first(row.count, int)
     act = read_act(c, gated=feed.gated, default="silu", key=feed.act)
-    route = _route(c, inside, row, count)
+    route = _route(c, at if row.route.outside else inside, row, count)
     router = (inside.exactly(torch.float32) if row.route.wide else inside).weight(
         row.router, (count, hidden), exact=True
     )

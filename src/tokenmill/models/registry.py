@@ -32,6 +32,7 @@ from tokenmill.quant.detect import check_any_stored, check_config
 log = logging.getLogger("tokenmill.models")
 
 _FAMILIES = {
+    "AXK1ForCausalLM": "deepseek_v2",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v2",
     "DeepseekV32ForCausalLM": "deepseek_v2",

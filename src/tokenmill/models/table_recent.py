@@ -244,6 +244,23 @@ ROWS: dict[str, Family] = {
         ),
         "Command A's mixtures; layers that see everything do not rotate, but for dense ones in front",
     ),
+    "Kolibri1ForCausalLM": Family(
+        Fields("kolibri1", needed=(*(name for name in SIZES if name != "intermediate_size"), "moe_intermediate_size",
+                                   "num_experts", "num_local_experts", "shared_expert_intermediate_size"),
+               defaults={**GATED, "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 262144,
+                         "sliding_window": 513, "num_experts_per_tok": 6, "norm_topk_prob": False,
+                         "layer_types": None},
+               only={**NO_BIAS, "use_sliding_window": (True,), "decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
+               ignored=(*MOE, "intermediate_size", "max_window_layers")),
+        Shape(
+            attend=Attend(norms=HeadNorms(), layer=rules.typed(5, rotates_all=False)),
+            norms=Norms(after=("post_attn_norm", "post_ffn_norm")),
+            mix=Mix(count=_EXPERTS, route=Route("topk_sigmoid", "norm_topk_prob", bias="moe.router.expert_bias",
+                                                outside=True, wide=True, eps=0.0),
+                    shared=Shared("shared_experts", rules.value("shared_expert_intermediate_size"))),
+        ),
+        "layers that see everything do not rotate; experts are chosen by logits",
+    ),
     "AfmoeForCausalLM": Family(
         Fields("afmoe", needed=(*SIZES, "moe_intermediate_size", "num_experts", "num_local_experts"),
                defaults={**GATED, "num_key_value_heads": None, "head_dim": 128, "max_position_embeddings": 16384,

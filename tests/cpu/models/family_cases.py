@@ -343,6 +343,12 @@ def families() -> dict[str, list[Case]]:
             {"q_lora_rank": 20, "rope_interleave": False, **BIASED},
             {"norm_topk_prob": False, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, **TIED},
             architecture="SarvamMLAForCausalLM"),
+        "axk1": several(
+            hf.AXK1Config, {**{k: v for k, v in {**BASE, **LATENT, **GROUPED}.items()
+                               if k != "first_k_dense_replace"}, "q_lora_rank": 20},
+            {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}},
+            {**DEEP, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "rope_interleave": False, **BIASED},
+            {"norm_topk_prob": False, "n_group": 1, "topk_group": 1, "n_shared_experts": 2, **TIED}),
         "mistral4": several(
             hf.Mistral4Config, {**BASE, **LATENT, **GROUPED},
             {"rope_parameters": {**MINISTRAL3, "partial_rotary_factor": 6 / 14, "mscale_all_dim": 0.9}},
@@ -385,6 +391,11 @@ def families() -> dict[str, list[Case]]:
             hf.HYV3Config, {**small, **MIX, "num_experts": 4}, {},
             {**BIASED, "num_shared_experts": 2, **TIED},
             {**DEEP, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "router_scaling_factor": 0.7, **WIDE}),
+        "kolibri1": several(
+            hf.Kolibri1Config, {**{k: v for k, v in {**small, **DEEP, **MIX}.items() if k != "intermediate_size"},
+                                "num_experts": 6, "sliding_window": 20, "shared_expert_intermediate_size": 24},
+            {"layer_types": alternating}, {"num_hidden_layers": 5, "norm_topk_prob": True, **WIDE},
+            {"sliding_window": 9, "layer_types": alternating[::-1], "rope_parameters": YARN, **TIED}),
         "afmoe": several(
             hf.AfmoeConfig, {**small, **DEEP, **MIX, "num_experts": 4, "sliding_window": 20},
             {"mup_enabled": True, "route_scale": 1.7}, {"num_dense_layers": 2, "global_attn_every_n_layers": 2, **WIDE},
@@ -431,7 +442,7 @@ ALL = {f"{name}-{i}": case for name, cases in FAMILIES.items() for i, case in en
 
 
 FILES = {"mistral4": "Mistral4ForCausalLM", "sarvam_mla": "SarvamMLAForCausalLM", "youtu": "YoutuForCausalLM",
-         "minicpm3": "MiniCPM3ForCausalLM",
+         "minicpm3": "MiniCPM3ForCausalLM", "axk1": "AXK1ForCausalLM",
          "deepseek_v3": "DeepseekV3ForCausalLM", "deepseek_v32": "DeepseekV32ForCausalLM",
          "glm_moe_dsa": "GlmMoeDsaForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
          "gemma3n": "Gemma3nForCausalLM", "gemma4": "Gemma4ForCausalLM",

@@ -50,6 +50,18 @@ def test_a_keyed_delta_rule_under_the_names_of_transformers_modules(family, tmp_
     assert torch.equal(one, other)
 
 
+def test_a_x_k1_as_its_files_are(tmp_path):
+    """Experts are chosen without a bias, and dense layers have a norm that nothing reads."""
+    reference, config, tensors = ALL["axk1-0"].make(tmp_path)
+    with torch.no_grad():
+        for name in [name for name in tensors if name.endswith("correction_bias")]:
+            reference.get_buffer(name).zero_()
+            del tensors[name]
+    tensors["model.layers.0.post_mlp_layernorm.weight"] = torch.ones(32)
+    found = ours(load(config, tensors), {"a": prompt(40)}, [[("a", 40)]])["a"]
+    assert (found - theirs(reference, prompt(40))).abs().max() <= 1e-4
+
+
 def test_every_family_has_three_twists():
     assert all(len(cases) >= 3 for cases in FAMILIES.values())
 
