@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Act = Literal["silu", "gelu", "gelu_tanh", "relu", "silu_mul", "gelu_mul", "gelu_tanh_mul", "relu2", "oai_swiglu"]
 """`*_mul` and `oai_swiglu` take [gate | up] concatenated on the last dimension and halve it."""
+GateAct = Literal["silu", "sigmoid", "softplus"]
+"""What a gate may be turned into before it multiplies."""
 
 
 @dataclass(frozen=True, slots=True)

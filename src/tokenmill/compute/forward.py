@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from tokenmill.compute.adapters import AdapterSite, Delta, SiteStack
 from tokenmill.compute.descriptors import (
@@ -20,6 +20,7 @@ from tokenmill.compute.descriptors import (
     Cuts,
     DeltaSpec,
     Draws,
+    GateAct,
     GroupPlan,
     KVFormat,
     KVSpec,
@@ -52,6 +53,7 @@ __all__ = [
     "Draws",
     "ForwardContext",
     "FusedMixture",
+    "GateAct",
     "GroupPlan",
     "KVFormat",
     "KVSpec",
@@ -317,9 +319,9 @@ class Kernels(RoundsLines, Protocol):
         """y [T, N] * gain + shift + up @ low, as compute/adapters.py says; rows without an adapter stay as they are."""
         ...
 
-    def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
+    def activate(self, x: Tensor, act: Act | GateAct, gate: Tensor | None = None) -> Tensor:
         """act(x) [T, D], or [T, D / 2] for the kinds whose x contains a gate. With a gate [T, D]: act(gate) x, where
-        act is silu or sigmoid."""
+        act is a GateAct."""
         ...
 
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:

@@ -7,7 +7,7 @@ bytes whatever other rows are in the call (row_stable.py and paged.py show how).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from tokenmill.compute.forward import (
     Draws,
     ForwardContext,
     FusedMixture,
+    GateAct,
     KVView,
     Mixture,
     NormSpec,
@@ -173,7 +174,7 @@ class ReferenceKernels:
         self.count("prune_lines")
         return prune_lines(lines, upper, gone, zeros, of)
 
-    def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
+    def activate(self, x: Tensor, act: Act | GateAct, gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
         if gate is not None:
             return self.gated_norm(x, gate, None, x.shape[1], act=act)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.compute.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, RopeSpec
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, GateAct, KVSpec, NormSpec, RopeSpec
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
@@ -26,17 +26,29 @@ class Heads:
     heads: int
     kv_heads: int
     dim: int
+    values: int = 0
+    """The size of a head's values; 0: that of its keys."""
+
+    @property
+    def value_dim(self) -> int:
+        """The size of a head's values."""
+        return self.values or self.dim
 
     @property
     def parts(self) -> tuple[Rows, Rows, Rows]:
         """The rows of q, k and v in the matrix."""
-        kv = Rows(self.kv_heads * self.dim, self.kv_heads, repeats=True)
-        return Rows(self.heads * self.dim, self.heads), kv, kv
+        keys, values = (Rows(self.kv_heads * dim, self.kv_heads, repeats=True) for dim in (self.dim, self.value_dim))
+        return Rows(self.heads * self.dim, self.heads), keys, values
 
     @property
     def width(self) -> int:
         """The width of all query heads together."""
         return self.heads * self.dim
+
+    @property
+    def out(self) -> Rows:
+        """The columns of attention's result."""
+        return Rows(self.heads * self.value_dim, self.heads)
 
 
 def attention_spec(
@@ -53,7 +65,7 @@ def attention_spec(
     """Register one layer's K/V and describe its attention (this rank's heads). window: see AttentionSpec."""
     parts = heads.parts
     local = [heads.heads // parts[0].share(b.group)[1], heads.kv_heads // parts[1].share(b.group)[1]]
-    kv = KVSpec("window" if window else "full", local[1], heads.dim, heads.dim, abs(window))
+    kv = KVSpec("window" if window else "full", local[1], heads.dim, heads.value_dim, abs(window))
     layer, group = b.add_kv(kv)
     return AttentionSpec(
         layer=layer,
@@ -135,15 +147,17 @@ class Attention(Projected):
         touches: Sequence[Touch] = (),
         within: NormSpec | None = None,
         gate: ColumnLinear | None = None,
+        gate_act: GateAct = "sigmoid",
     ) -> None:
         """touches: what is done to qkv before it is prepared. within: a norm before the output projection. gate: its
-        sigmoid multiplies the output of attention, by column or by head."""
+        sigmoid (or softplus) multiplies the output of attention, by column or by head."""
         self.qkv = qkv
         self.output = output
         self.spec = spec
         self.touches = tuple(touches)
         self.within = within
         self.gate = gate
+        self.gate_act = gate_act
 
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
         """Attention of norm(x), before the output matrix; x [T, hidden]."""
@@ -153,16 +167,16 @@ class Attention(Projected):
             qkv = touch(qkv, ctx)
         mixed = ctx.kernels.attend(qkv, self.spec, ctx)
         if gate is not None:
-            mixed = gated(mixed, gate, ctx)
+            mixed = gated(mixed, gate, ctx, self.gate_act)
         if self.within is not None:
             mixed = ctx.kernels.norm(mixed, self.within)
         return mixed
 
 
-def gated(mixed: Tensor, gate: Tensor, ctx: ForwardContext) -> Tensor:
-    """mixed [T, D] times the sigmoid of gate [T, D], or of gate [T, heads], which has a number for each head."""
+def gated(mixed: Tensor, gate: Tensor, ctx: ForwardContext, act: GateAct = "sigmoid") -> Tensor:
+    """mixed [T, D] times act of gate [T, D], or of gate [T, heads], which has a number for each head."""
     times = mixed.shape[1] // gate.shape[1]
-    return ctx.kernels.activate(mixed, "sigmoid", gate if times == 1 else gate.repeat_interleave(times, dim=1))
+    return ctx.kernels.activate(mixed, act, gate if times == 1 else gate.repeat_interleave(times, dim=1))
 
 
 def separate_qkv(b: Build, hidden: int, heads: Heads, *, bias: bool = False) -> ColumnLinear:

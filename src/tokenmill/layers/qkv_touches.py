@@ -22,6 +22,16 @@ def clip(limit: float) -> Touch:
     return lambda qkv, ctx: qkv.clamp(-limit, limit)
 
 
+def scale_values(spec: AttentionSpec, factor: float) -> Touch:
+    """Multiply values, which lie behind queries and keys, by a number."""
+    at = (spec.heads + spec.kv.heads) * spec.kv.key_dim
+
+    def scaled(qkv: Tensor, ctx: ForwardContext) -> Tensor:
+        return torch.cat((qkv[:, :at], qkv[:, at:] * factor), dim=1)
+
+    return scaled
+
+
 def temper(table: Tensor, width: int) -> Touch:
     """Multiply queries (the first `width` entries) by table [positions]."""
 

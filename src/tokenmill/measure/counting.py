@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from tokenmill.compute.forward import (
     ConvSpec,
     DeltaSpec,
     ForwardContext,
+    GateAct,
     KVSpec,
     ModelSpec,
     NormSpec,
@@ -193,7 +194,7 @@ class CountingKernels(ReferenceKernels):
         held = groups.nbytes + (0 if zeros is None else 2 * zeros.numel())
         return Packed(matrix.shape, size + held - (-codes.numel() * bits // 8))
 
-    def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
+    def activate(self, x: Tensor, act: Act | GateAct, gate: Tensor | None = None) -> Tensor:
         """The same shape, or half of it after a gate."""
         if gate is not None:
             return self._note(x.new_empty(x.shape), moved=3 * x.numel() * x.element_size())

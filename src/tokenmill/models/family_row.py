@@ -15,7 +15,7 @@ from tokenmill.models.positions import RopeRule
 from tokenmill.models.rules import Dense, LayerRule, Number
 
 if TYPE_CHECKING:
-    from tokenmill.compute.forward import RouteSpec
+    from tokenmill.compute.forward import GateAct, RouteSpec
     from tokenmill.layers.build import Build
     from tokenmill.layers.experts import ExpertWeights
 
@@ -113,6 +113,8 @@ class Scores:
     alibi: Switch = False
     sinks: str = ""
     """The tensor with one more score for each head, which takes its share of the softmax and adds no value."""
+    local_sinks: bool = False
+    """Only layers with a window have them."""
 
 
 @dataclass(frozen=True)
@@ -130,16 +132,22 @@ class Extra:
     within: str = ""
     """A norm between attention and the output matrix."""
     gate: Gate | None = None
+    heads: Callable[[Any, Any, rules.Kind, int], Any] | None = None
+    """Heads that differ from layer to layer: (config, those of all layers, kind of layer, layer) -> its heads."""
+    values: str = ""
+    """The config key of the factor of values."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """The product whose sigmoid multiplies the output of attention, under the first of these names that is there."""
+    """The product whose sigmoid (or softplus) multiplies the output of attention, under the first of these names that
+    is there."""
 
     names: tuple[str, ...]
-    by_head: bool = False
-    """It has one number for each head, not for each column."""
+    by_head: bool | Callable[[Any], bool] = False
+    """It has one number for each head, not for each column; or what says so of a config."""
     present: Switch = True
+    act: GateAct = "sigmoid"
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,11 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts, Routing, Shared, load_experts, sparsemixer
 from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows
 from tokenmill.layers.mlp import MLP, ByHand, gated_by, xielu
-from tokenmill.layers.qkv_touches import Touch, clip, own_norms, row_norms, temper, temperatures, turn
+from tokenmill.layers.qkv_touches import Touch, clip, own_norms, row_norms, scale_values, temper, temperatures, turn
 from tokenmill.layers.rope import make_rope
 from tokenmill.models.common import read_act
 from tokenmill.models.config import ModelConfig, activation
+from tokenmill.models.decoder import check_heads
 from tokenmill.models.family_row import Attend, Drafts, Extra, Feed, Gate, HeadNorms, Mix, Norms, Scores, Switch
 from tokenmill.models.family_row import Shared as SharedRow
 from tokenmill.models.rules import Kind
@@ -84,6 +85,9 @@ def make_attention(
     """One layer's attention; `at` is where the layer's tensors lie."""
     inside, hidden = at.at(row.at) if row.at else at, c.need("hidden_size", int)
     kind, scores, extra = row.layer(c, index), row.scores or Scores(), row.extra or Extra()
+    if extra.heads is not None:
+        heads = extra.heads(c, heads, kind, index)
+        check_heads(heads.heads, heads.kv_heads)
     rope = None
     if row.rope is not None and kind.rotates:
         rope = _rope(c, b, row, kind, heads.dim)
@@ -108,7 +112,7 @@ def make_attention(
         norms=(None, None) if early else head_norms,
         alibi=slopes,
     )
-    if scores.sinks:
+    if scores.sinks and (kind.window or not scores.local_sinks):
         spec = replace(spec, sinks=local_heads(b, inside.tensor(scores.sinks, (heads.heads,))))
     bias, out_bias = on(c, row.bias), on(c, row.bias if row.out_bias is None else row.out_bias)
     qkv: ColumnLinear
@@ -119,7 +123,7 @@ def make_attention(
         named = dict(zip(row.qkv, heads.parts, strict=True))
         qkv = ColumnLinear(inside, hidden, named, bias=bias)
     gate = _gate(c, inside, extra.gate, heads, hidden) if extra.gate is not None else None
-    output = RowLinear(inside, heads.width, hidden, row.out, bias=out_bias)
+    output = RowLinear(inside, heads.out.rows, hidden, row.out, bias=out_bias)
     touches: list[Touch] = [row_norms(*head_norms)] if early else []
     if extra.clip and c.has(extra.clip):
         touches.append(clip(c.need(extra.clip, float, low=1e-9)))
@@ -127,9 +131,13 @@ def make_attention(
         touches.append(_own_norms(c, inside, qk, norms, heads))
     if late and rope is not None:
         touches.append(turn(rope, spec))
+    factor = c.get(extra.values, float, 1.0) if extra.values else 1.0
+    if factor != 1.0:
+        touches.append(scale_values(spec, factor))
     touches += _temper(c, b, extra, kind, heads.width // b.group.size)
-    within = norm(c, inside, norms, extra.within, heads.width) if extra.within else None
-    return Attention(qkv, output, spec, touches=touches, within=within, gate=gate)
+    within = norm(c, inside, norms, extra.within, heads.out.rows) if extra.within else None
+    act = "sigmoid" if extra.gate is None else extra.gate.act
+    return Attention(qkv, output, spec, touches=touches, within=within, gate=gate, gate_act=act)
 
 
 def _gate(c: ModelConfig, b: Build, row: Gate, heads: Heads, hidden: int) -> ColumnLinear | None:
@@ -137,7 +145,8 @@ def _gate(c: ModelConfig, b: Build, row: Gate, heads: Heads, hidden: int) -> Col
     if not on(c, row.present):
         return None
     name = next((name for name in row.names if b.has(f"{name}.weight")), row.names[0])
-    return ColumnLinear(b, hidden, {name: Rows(heads.heads, heads.heads) if row.by_head else heads.parts[0]})
+    by_head = row.by_head(c) if callable(row.by_head) else row.by_head
+    return ColumnLinear(b, hidden, {name: Rows(heads.heads, heads.heads) if by_head else heads.out})
 
 
 def _rope(c: ModelConfig, b: Build, row: Attend, kind: Kind, dim: int) -> RopeSpec:

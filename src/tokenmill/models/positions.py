@@ -69,13 +69,14 @@ def default_rope(values: dict[str, Any]) -> RopeRule:
     return rule
 
 
-def rope_of_kind(c: ModelConfig, own: dict[str, Any], dim: int, kind: str) -> RopeSettings:
+def rope_of_kind(c: ModelConfig, own: dict[str, Any], dim: int, kind: str, *, whole: bool = True) -> RopeSettings:
     """The settings of one kind of layer; values beside the object, which are for all kinds, do not apply to it."""
+    rule = whole_rope if whole else partial_rope
     if own.get("truncate") not in (None, True):
         raise ModelError(f"config.json: 'truncate' is not supported in the rope settings of one kind of layer: {kind}.")
     own = {name: value for name, value in own.items() if name != "truncate"}  # nor is it read if it is null
     outer = {"rope_scaling": None, "rope_theta": None, "original_max_position_embeddings": None}
-    return whole_rope(ModelConfig({**c.data, **outer, "rope_parameters": own}, architecture=c.architecture), dim, kind)
+    return rule(ModelConfig({**c.data, **outer, "rope_parameters": own}, architecture=c.architecture), dim, kind)
 
 
 def gemma3_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
@@ -110,14 +111,18 @@ def typed_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     return rope_of_kind(c, {"rope_theta": _OLMO3_THETA, **own}, dim, kind)
 
 
-def layered_rope(**defaults: dict[str, Any]) -> RopeRule:
-    """Each kind of layer has its own settings, in `rope_parameters` alone."""
+def layered_rope(*, part: float = 0.0, **defaults: dict[str, Any]) -> RopeRule:
+    """Each kind of layer has its own settings, in `rope_parameters` alone. part: a part of each head may rotate, and
+    without scaling it is this one if it is not said (0: whole heads rotate)."""
 
     def rule(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
         nested = c.get("rope_parameters", dict, {}) or defaults
         if not isinstance(nested.get(kind), dict) or "rope_theta" not in nested[kind]:
             raise c.refuse("rope_parameters", f"must hold an object for '{kind}' with a 'rope_theta'.")
-        return rope_of_kind(c, nested[kind], dim, kind)
+        own = nested[kind]
+        if part and own.get("rope_type", "default") == "default" and own.get("partial_rotary_factor") is None:
+            own = {**own, "partial_rotary_factor": part}
+        return rope_of_kind(c, own, dim, kind, whole=not part)
 
     return rule
 

@@ -37,6 +37,9 @@ from tokenmill.models.table_mixtures import (
 
 _OWN = Attend(bias="attention_bias")
 _HALVES = {"num_key_value_heads": None, "head_dim": None, "attention_bias": False}
+_NO_ROPE: dict[str, tuple[object, ...]] = dict.fromkeys(
+    ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings"), ())
+"""Rotation is said in rope_parameters alone."""
 _EXPERTS = ("num_experts", "num_local_experts")
 _QWEN_MIX = Mix(count=_EXPERTS, route=Route(normalise="norm_topk_prob"))
 _SHARED = Shared("shared_experts", rules.product("moe_intermediate_size", "num_shared_experts"))
@@ -139,8 +142,7 @@ ROWS: dict[str, Family] = {
                          "attention_bias": False, "sliding_window": 1024, "num_experts_per_tok": 8,
                          "norm_topk_prob": True, "layer_types": None, "mlp_layer_types": None,
                          "num_nextn_predict_layers": None, "num_mtp_layers": None},
-               only={**NO_MLP_BIAS, "rope_theta": (), "rope_scaling": (), "partial_rotary_factor": (),
-                     "original_max_position_embeddings": (), "use_sliding_window": ()},
+               only={**NO_MLP_BIAS, **_NO_ROPE, "use_sliding_window": ()},
                ignored=(*MOE, "mtp_layer_types", "mtp_mlp_layer_types")),
         Shape(
             attend=replace(_OWN, norms=HeadNorms(), layer=rules.leading(1), rope=positions.layered_rope(
@@ -260,6 +262,32 @@ ROWS: dict[str, Family] = {
                     shared=Shared("shared_experts", rules.value("shared_expert_intermediate_size"))),
         ),
         "layers that see everything do not rotate; experts are chosen by logits",
+    ),
+    "LagunaForCausalLM": Family(
+        Fields("laguna", needed=(*SIZES, "moe_intermediate_size", "num_experts", "num_local_experts",
+                                 "shared_expert_intermediate_size"),
+               defaults={**GATED, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
+                         "attention_bias": False, "sliding_window": 512, "num_experts_per_tok": 8,
+                         "layer_types": None, "mlp_layer_types": None, "num_attention_heads_per_layer": None,
+                         "gating": True, "moe_routed_scaling_factor": 1.0},
+               only={**NO_MLP_BIAS, **_NO_ROPE, "moe_apply_router_weight_on_input": (False,),
+                     "moe_router_logit_softcapping": (0.0,), "norm_topk_prob": (True,), "qkv_bias": (False,),
+                     "decoder_sparse_step": (1,), "swa_attention_sink_enabled": (False,)},
+               # Transformers reads mlp_layer_types and gating alone.
+               ignored=(*MOE, "mlp_only_layers", "gating_types")),
+        Shape(
+            attend=replace(_OWN, norms=HeadNorms(), layer=rules.leading(1), rope=positions.layered_rope(
+                part=1.0,
+                full_attention={"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
+                sliding_attention={"rope_type": "default", "rope_theta": 10000.0}),
+                extra=Extra(heads=rules.laguna_heads,
+                            gate=Gate(("g_proj",), by_head=rules.laguna_by_head, act="softplus"))),
+            mix=Mix(count=_EXPERTS, dense=rules.glm_dense,
+                    route=Route("sigmoid_topk", scale="moe_routed_scaling_factor",
+                                bias="experts.e_score_correction_bias", eps=0.0),
+                    shared=Shared("shared_expert", rules.value("shared_expert_intermediate_size"))),
+        ),
+        "layers differ in their query heads, and a softplus gates them",
     ),
     "AfmoeForCausalLM": Family(
         Fields("afmoe", needed=(*SIZES, "moe_intermediate_size", "num_experts", "num_local_experts"),

@@ -217,12 +217,12 @@ def test_bad_input_is_told(tmp_path):
 
 def test_models_through_transformers_are_told_in_one_sentence(tmp_path):
     """Before anything is measured, and not as a list of what is built."""
-    folder = write(tmp_path, {"architectures": ["LagunaForCausalLM"], "model_type": "laguna", "hidden_size": 64})
+    folder = write(tmp_path, {"architectures": ["FlintForCausalLM"], "model_type": "flint", "hidden_size": 64})
     for device in ("cpu", "h200"):
         done = CliRunner().invoke(app, ["plan", folder, "--device", device])
         assert done.exit_code and "Nothing is predicted for models that run through Transformers" in done.output
         assert "LlamaForCausalLM" not in done.output and len(done.output) < 400
-    with pytest.raises(UserError, match="'laguna'"):
+    with pytest.raises(UserError, match="'flint'"):
         planning.check_counted(make_config({}, model=folder))
 
 

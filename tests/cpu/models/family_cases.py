@@ -396,6 +396,15 @@ def families() -> dict[str, list[Case]]:
                                 "num_experts": 6, "sliding_window": 20, "shared_expert_intermediate_size": 24},
             {"layer_types": alternating}, {"num_hidden_layers": 5, "norm_topk_prob": True, **WIDE},
             {"sliding_window": 9, "layer_types": alternating[::-1], "rope_parameters": YARN, **TIED}),
+        "laguna": several(
+            hf.LagunaConfig, {**small, **DEEP, **MIX, "num_experts": 6, "sliding_window": 20,
+                              "shared_expert_intermediate_size": 24},
+            {"layer_types": alternating, "num_attention_heads_per_layer": [4, 2, 6, 2], "gating": "per-head",
+             "moe_routed_scaling_factor": 1.7, "rope_parameters": {
+                 "full_attention": {**YARN, "partial_rotary_factor": 0.5, "attention_factor": 1.3},
+                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}},
+            {"gating": "per-element", "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], **BIASED, **WIDE},
+            {"layer_types": alternating[::-1], **TIED}),
         "afmoe": several(
             hf.AfmoeConfig, {**small, **DEEP, **MIX, "num_experts": 4, "sliding_window": 20},
             {"mup_enabled": True, "route_scale": 1.7}, {"num_dense_layers": 2, "global_attn_every_n_layers": 2, **WIDE},

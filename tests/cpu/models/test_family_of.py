@@ -57,7 +57,7 @@ def test_each_type_of_transformers_is_its_own_family_or_goes_there():
 
 def test_a_type_that_nobody_here_knows_goes_to_transformers(monkeypatch):
     """A new Transformers may compute a new type with a class that is built here, and read its config in its own way."""
-    config = {**LLAMA, "model_type": "laguna"}
+    config = {**LLAMA, "model_type": "flint"}
     assert is_elsewhere(config, "auto") and not is_elsewhere(config, "tokenmill")
     other = {**LLAMA, "model_type": "llama-of-somebody"}
     assert not is_elsewhere(other, "auto")
@@ -115,8 +115,8 @@ def test_types_are_read_as_their_family_spells_them():
     ("change", "says"),
     [
         ({"architectures": None, "model_type": None}, "names no architecture and no model_type: say what it is"),
-        ({"architectures": ["LagunaForCausalLM"], "model_type": "laguna"},
-         r"'LagunaForCausalLM' is not built here.*; --model-impl transformers runs it"),
+        ({"architectures": ["FlintForCausalLM"], "model_type": "flint"},
+         r"'FlintForCausalLM' is not built here.*; --model-impl transformers runs it"),
         ({"architectures": ["Qwen33ForCausalLM"], "model_type": "qwen33"},
          r"\(the nearest that is: Qwen3ForCausalLM\), nor can --model-impl transformers run it.*'qwen33'"),
         ({"architectures": ["LlamaForTokenClassification"]}, "has a head for something else than next tokens"),
@@ -151,8 +151,8 @@ def body_of(config: hf.PretrainedConfig, folder: Path) -> hf.PreTrainedModel:
         (hf.Qwen3Config(**BASE, head_dim=8), "Qwen3Model"),
         (hf.PhiConfig(**BASE), "PhiModel"),
         (hf.GPT2Config(vocab_size=67, n_embd=32, n_layer=2, n_head=4, n_positions=128), "GPT2Model"),
-        (hf.LagunaConfig(**BASE, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
-                         shared_expert_intermediate_size=16), "LagunaModel"),
+        (hf.FlintConfig(**BASE, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+                        shared_expert_intermediate_size=16), "FlintModel"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )  # fmt: skip

@@ -26,9 +26,9 @@ CASES = {
     "llama": hf.LlamaConfig(**SMALL),
     "gemma2": hf.Gemma2Config(**SMALL, head_dim=8, sliding_window=20, attn_logit_softcapping=3.0,
                               final_logit_softcapping=2.0),
-    "laguna": hf.LagunaConfig(**SMALL, head_dim=8, sliding_window=20, num_experts=4, num_experts_per_tok=2,
-                              moe_intermediate_size=16, shared_expert_intermediate_size=16,
-                              layer_types=["full_attention", "sliding_attention"]),
+    "flint": hf.FlintConfig(**SMALL, head_dim=8, sliding_window=20, num_experts=4, num_experts_per_tok=2,
+                            moe_intermediate_size=16, shared_expert_intermediate_size=16,
+                            layer_types=["full_attention", "sliding_attention"]),
 }  # fmt: skip
 
 
@@ -106,10 +106,10 @@ def test_states_masks_and_lengths_of_their_own_are_refused(config, why, tmp_path
 
 def test_through_the_engine(tmp_path):
     """A family that is not written here is found by itself and said; a shared beginning changes no token."""
-    model, _, _ = make(CASES["laguna"], tmp_path)
+    model, _, _ = make(CASES["flint"], tmp_path)
     stem, params = prompt(40), SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     with LLM(model=str(tmp_path), skip_tokenizer_init=True, max_model_len=128, device="cpu") as llm:
-        assert any("Transformers computes laguna" in reason for reason in llm.built.facts.reasons)
+        assert any("Transformers computes flint" in reason for reason in llm.built.facts.reasons)
         for more in (prompt(3, 5), prompt(6, 6)):
             asked = stem + more
             found = llm.generate([{"prompt_token_ids": asked}], params, use_tqdm=False)[0].outputs[0].token_ids
@@ -123,8 +123,8 @@ def test_through_the_engine(tmp_path):
 def test_who_computes():
     known = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     assert not is_elsewhere(known, "auto") and is_elsewhere(known, "transformers")
-    assert is_elsewhere({"architectures": ["LagunaForCausalLM"], "model_type": "laguna"}, "auto")
-    assert not is_elsewhere({"architectures": ["LagunaForCausalLM"], "model_type": "laguna"}, "tokenmill")
+    assert is_elsewhere({"architectures": ["FlintForCausalLM"], "model_type": "flint"}, "auto")
+    assert not is_elsewhere({"architectures": ["FlintForCausalLM"], "model_type": "flint"}, "tokenmill")
     assert not is_elsewhere({"architectures": ["Nobody"], "model_type": "nobody"}, "auto")
     with pytest.raises(UserError, match="no causal model of type 'nobody'"):
         is_elsewhere({"model_type": "nobody"}, "transformers")

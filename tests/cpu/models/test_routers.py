@@ -93,6 +93,8 @@ def theirs(router: Any, block: Any, logits: Tensor, bias: Tensor | None) -> Tens
     if type(router).__name__ == "DbrxRouter":
         found = (found, *block.route_tokens_to_experts(found))
     _, gates, ids = found
+    if type(router).__name__ == "LagunaTopKRouter":
+        gates = gates * block.routed_scaling_factor
     return torch.zeros_like(logits).scatter(1, ids, gates.float())
 
 

@@ -132,7 +132,7 @@ def test_short_conv(taps, silu, bias):
 
 @pytest.mark.parametrize(("width", "size", "weights"), [(48, 12, 12), (48, 24, 48), (40, 40, 40), (36, 12, 0)])
 @pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("act", ["silu", "sigmoid"])
+@pytest.mark.parametrize("act", ["silu", "sigmoid", "softplus"])
 def test_gated_norm(width, size, weights, first, act):
     spec = NormSpec(torch.randn(weights), 1e-5) if weights else None
     x, gate = torch.randn(7, width + 3)[:, :width], torch.randn(7, width)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from tokenmill.compute.forward import (
     AttentionSpec,
     Draws,
     ForwardContext,
+    GateAct,
     NormSpec,
     Packed,
     Recurrence,
@@ -289,7 +290,7 @@ class CpuKernels(ReferenceKernels):
         self.count("gated_norm", fallback=found is None)
         return super().gated_norm(x, gate, spec, size, first=first, act=act) if found is None else found
 
-    def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
+    def activate(self, x: Tensor, act: Act | GateAct, gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
         if gate is not None:
             return self.gated_norm(x, gate, None, x.shape[1], act=act)

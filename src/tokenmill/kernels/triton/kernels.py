@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from tokenmill.compute.forward import (
     Draws,
     ForwardContext,
     FusedMixture,
+    GateAct,
     KVView,
     Mixture,
     NormSpec,
@@ -120,7 +121,7 @@ class TritonKernels(ProductKernels):
         return total, normed
 
     @else_reference
-    def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
+    def activate(self, x: Tensor, act: Act | GateAct, gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
         if gate is not None:
             return self.gated_norm(x, gate, None, x.shape[1], act=act)

@@ -306,7 +306,7 @@ def delta_rule_(
 @triton.jit
 def _gated_norm_kernel(
     x_ptr, gate_ptr, weight_ptr, out_ptr, x_stride, gate_stride, pieces, eps, D: tl.constexpr, BP: tl.constexpr,
-    BD: tl.constexpr, NORM: tl.constexpr, WIDE: tl.constexpr, FIRST: tl.constexpr, SILU: tl.constexpr,
+    BD: tl.constexpr, NORM: tl.constexpr, WIDE: tl.constexpr, FIRST: tl.constexpr, ACT: tl.constexpr,
     OFFSET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
@@ -320,7 +320,10 @@ def _gated_norm_kernel(
     wait(PDL)
     x = tl.load(x_ptr + token * x_stride + place, mask=real, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + token * gate_stride + place, mask=real, other=0.0).to(tl.float32)
-    gate = gate * sigmoid(gate) if SILU else sigmoid(gate)
+    if ACT == "softplus":
+        gate = softplus(gate)
+    else:
+        gate = gate * sigmoid(gate) if ACT == "silu" else sigmoid(gate)
     if FIRST:
         x *= gate
     y = x / tl.sqrt(tl.sum(x * x, axis=1) / D + eps)[:, None] * weight if NORM else x
@@ -341,8 +344,7 @@ def gated_norm(
         x, gate, None if spec is None else spec.weight, out, x.stride(0), gate.stride(0), pieces,
         0.0 if spec is None else spec.eps, D=size, BP=together, BD=block, NORM=spec is not None,
         WIDE=spec is not None and spec.weight.shape[0] != size, FIRST=first or spec is None,
-        SILU=act == "silu",
-        OFFSET=0.0 if spec is None else spec.offset, PDL=pdl,
+        ACT=act, OFFSET=0.0 if spec is None else spec.offset, PDL=pdl,
         num_warps=max(1, min(16, together * block // 512)), launch_pdl=pdl,
     )  # fmt: skip
     return out
