@@ -428,25 +428,6 @@ def exaone(c: ModelConfig) -> dict[str, Any]:
     }
 
 
-def laguna_by_head(c: ModelConfig) -> bool:
-    """`gating`: has a gate a number for each head, or for each column?"""
-    said = c.data.get("gating")
-    if said not in (True, "per-head", "per-element") or (said == 1 and said is not True):
-        raise c.refuse("gating", "is not supported (only true, 'per-head' or 'per-element').")
-    return said != "per-element"
-
-
-def laguna_heads(c: ModelConfig, heads: Any, kind: Kind, index: int) -> Any:
-    """`num_attention_heads_per_layer` lists the query heads of each layer."""
-    counts = c.get("num_attention_heads_per_layer", list, [])
-    if not counts:
-        return heads
-    if len(counts) != c.need("num_hidden_layers", int):
-        raise c.refuse("num_attention_heads_per_layer", "has not one entry for each of num_hidden_layers.")
-    own = ModelConfig({"num_attention_heads_per_layer": counts[index]})
-    return replace(heads, heads=own.need("num_attention_heads_per_layer", int))
-
-
 def sarvam(c: ModelConfig) -> dict[str, Any]:
     """Keys to which its first files gave other names."""
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tokenmill.models import positions, rules
+from tokenmill.models import own_layers, positions, rules
 from tokenmill.models.common_keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS
 from tokenmill.models.family_row import (
     SIZES,
@@ -38,7 +38,8 @@ from tokenmill.models.table_mixtures import (
 _OWN = Attend(bias="attention_bias")
 _HALVES = {"num_key_value_heads": None, "head_dim": None, "attention_bias": False}
 _NO_ROPE: dict[str, tuple[object, ...]] = dict.fromkeys(
-    ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings"), ())
+    ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings"), ()
+)
 """Rotation is said in rope_parameters alone."""
 _EXPERTS = ("num_experts", "num_local_experts")
 _QWEN_MIX = Mix(count=_EXPERTS, route=Route(normalise="norm_topk_prob"))
@@ -280,14 +281,40 @@ ROWS: dict[str, Family] = {
                 part=1.0,
                 full_attention={"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
                 sliding_attention={"rope_type": "default", "rope_theta": 10000.0}),
-                extra=Extra(heads=rules.laguna_heads,
-                            gate=Gate(("g_proj",), by_head=rules.laguna_by_head, act="softplus"))),
+                extra=Extra(heads=own_layers.listed_heads,
+                            gate=Gate(("g_proj",), by_head=own_layers.gated_by_head, act="softplus"))),
             mix=Mix(count=_EXPERTS, dense=rules.glm_dense,
                     route=Route("sigmoid_topk", scale="moe_routed_scaling_factor",
                                 bias="experts.e_score_correction_bias", eps=0.0),
                     shared=Shared("shared_expert", rules.value("shared_expert_intermediate_size"))),
         ),
         "layers differ in their query heads, and a softplus gates them",
+    ),
+    "MiMoV2FlashForCausalLM": Family(
+        Fields("mimo_v2_flash", needed=(*SIZES, "moe_intermediate_size", "n_routed_experts", "num_local_experts"),
+               defaults={**GATED, "num_key_value_heads": 4, "head_dim": 192, "v_head_dim": 128, "rms_norm_eps": 1e-5,
+                         "max_position_embeddings": 131072, "attention_bias": False, "sliding_window": 129,
+                         "num_experts_per_tok": 8, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "n_group": 1,
+                         "topk_group": 1, "layer_types": None, "mlp_layer_types": None,
+                         "attention_value_scale": 0.707, **dict.fromkeys((
+                             "sliding_window_size", "hybrid_layer_pattern", "moe_layer_freq", "swa_rope_theta",
+                             "layernorm_epsilon", "swa_num_attention_heads", "swa_num_key_value_heads",
+                             "swa_head_dim", "swa_v_head_dim"))},
+               only={**NO_MLP_BIAS, **SIGMOID, "rope_scaling": (), "original_max_position_embeddings": (),
+                     "add_swa_attention_sink_bias": (True,), "add_full_attention_sink_bias": (False,),
+                     "n_shared_experts": ()},
+               ignored=(*MOE, "attention_chunk_size")),
+        Shape(
+            attend=Attend(bias="attention_bias", out_bias=False, layer=own_layers.mimo_layers,
+                          rope=positions.layered_rope(part=0.334, full_attention={"rope_theta": 5e6},
+                                                      sliding_attention={"rope_theta": 1e4}),
+                          scores=Scores(sinks="attention_sink_bias", local_sinks=True),
+                          extra=Extra(heads=own_layers.mimo_heads, values="attention_value_scale")),
+            mix=Mix(count=("n_routed_experts", "num_local_experts"), dense=rules.glm_dense, route=DEEPSEEK_ROUTE),
+            outside=Outside(drafts=Drafts(r"^model\.mtp\.")),
+            nested=own_layers.mimo_names,
+        ),
+        "values narrower than keys; layers with windows have sinks and twice the keys; without its layers for drafts",
     ),
     "AfmoeForCausalLM": Family(
         Fields("afmoe", needed=(*SIZES, "moe_intermediate_size", "num_experts", "num_local_experts"),

@@ -405,6 +405,16 @@ def families() -> dict[str, list[Case]]:
                  "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}},
             {"gating": "per-element", "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], **BIASED, **WIDE},
             {"layer_types": alternating[::-1], **TIED}),
+        "mimo_v2_flash": several(
+            hf.MiMoV2FlashConfig, {**BASE, **DEEP, **MIX, "n_routed_experts": 8, "num_experts_per_tok": 3,
+                                   "head_dim": 12, "v_head_dim": 10, "sliding_window": 20},
+            {"layer_types": alternating, "n_group": 4, "topk_group": 2},
+            {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "attention_value_scale": None,
+             "v_head_dim": 16, "routed_scaling_factor": 1.7, **BIASED},
+            {"layer_types": alternating[::-1], "norm_topk_prob": False, "rope_parameters": {
+                "full_attention": {**YARN, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 99.0, "partial_rotary_factor": 1.0}},
+             "attention_value_scale": 1.3, **TIED}),
         "afmoe": several(
             hf.AfmoeConfig, {**small, **DEEP, **MIX, "num_experts": 4, "sliding_window": 20},
             {"mup_enabled": True, "route_scale": 1.7}, {"num_dense_layers": 2, "global_attn_every_n_layers": 2, **WIDE},

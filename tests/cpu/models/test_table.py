@@ -62,6 +62,19 @@ def test_a_x_k1_as_its_files_are(tmp_path):
     assert (found - theirs(reference, prompt(40))).abs().max() <= 1e-4
 
 
+def test_mimo_v2_flash_as_its_files_say_it(tmp_path):
+    _, config, tensors = ALL["mimo_v2_flash-0"].make(tmp_path)
+    pattern = [int(kind == "sliding_attention") for kind in config["layer_types"]]
+    named = {"hybrid_layer_pattern": pattern, "moe_layer_freq": [0, 1, 1, 1], "layernorm_epsilon": 1e-5,
+             "rope_theta": 5000000, "swa_rope_theta": 10000, "partial_rotary_factor": 0.334, "sliding_window": 19,
+             "sliding_window_size": 19, "swa_num_key_value_heads": 4, "swa_v_head_dim": 10,
+             "routed_scaling_factor": None}  # fmt: skip
+    left = ("layer_types", "mlp_layer_types", "rms_norm_eps", "rope_parameters")
+    published = {**{name: value for name, value in config.items() if name not in left}, **named}
+    one, other = (ours(load(each, tensors), {"a": prompt(40)}, [[("a", 40)]])["a"] for each in (config, published))
+    assert torch.equal(one, other)
+
+
 def test_every_family_has_three_twists():
     assert all(len(cases) >= 3 for cases in FAMILIES.values())
 
@@ -88,6 +101,12 @@ def test_every_family_has_three_twists():
         ("glm_moe_dsa-0", "indexer_types", ["shared", "full"]),
         ("glm_moe_dsa-0", "indexer_types", ["full"]),
         ("deepseek_v32-0", "index_head_dim", 4),
+        ("laguna-0", "gating", False),
+        ("laguna-0", "num_attention_heads_per_layer", [4, 2]),
+        ("laguna-0", "num_attention_heads_per_layer", [4, 2, -6, 2]),
+        ("mimo_v2_flash-0", "swa_rope_theta", 99.0),
+        ("mimo_v2_flash-0", "hybrid_layer_pattern", [0, 1, 2, 1]),
+        ("mimo_v2_flash-0", "layer_types", ["chunked_attention"] * 4),
         ("gpt_neo-0", "attention_types", [[["global", []], 2]]),
         ("gpt_neo-0", "attention_types", [[["global"], -(10**400)]]),
     ],
