@@ -144,7 +144,7 @@ def build_eagle(config: dict[str, Any], b: Build, target: Any, *, third: bool, w
         layer=layer,
         norm=None if head.onward else norm,
         head=_head(head, b, vocab, where) if third else None,
-        words=_meanings(b, head.words, vocab, where) if head.words != vocab else None,
+        words=_meanings(b, head.words, vocab, where),
         more=more,
         fc=None if third else _fc(b, head.hidden, 2 * head.hidden),
         join=_joining(head, b) if third else None,
@@ -222,10 +222,12 @@ def _joining(head: HeadConfig, b: Build) -> Joining:
     return Joining(None if direct else _fc(b, head.hidden, count * head.wide), norm, tuple(norms))
 
 
-def _meanings(b: Build, words: int, vocab: int, where: str) -> Tensor:
-    """[words]: d2t holds how far each word of the head lies from the target's."""
+def _meanings(b: Build, words: int, vocab: int, where: str) -> Tensor | None:
+    """[words]: d2t holds how far each word of the head lies from the target's. None: they are the same."""
     own = torch.arange(words, device=b.device)
     if not _stored(b, "d2t"):
+        if words == vocab:
+            return None
         if words > vocab or list(b.checkpoint.names()):
             raise ModelError(f"{where}: a head with {words} words of its own needs d2t, which says what they mean.")
         return own
@@ -236,7 +238,7 @@ def _meanings(b: Build, words: int, vocab: int, where: str) -> Tensor:
     found = own + b.tensor("d2t", (words,), torch.int64)
     if int(found.min()) < 0 or int(found.max()) >= vocab:
         raise ModelError(f"{where}: d2t leads to words that the model does not have (it has {vocab}).")
-    return found
+    return None if words == vocab and torch.equal(found, own) else found
 
 
 def _stored(b: Build, name: str) -> bool:

@@ -169,9 +169,28 @@ def test_a_head_with_narrower_states(target: Path, whole: Any, wanted: list[Any]
         assert out.metrics is not None and out.metrics.drafted_tokens > 3
 
 
+def reordered(said: Config, tensors: Tensors) -> tuple[Config, Tensors]:
+    """As many words as the model has, in another order."""
+    return said, tensors | {"d2t": torch.arange(VOCAB - 1, -VOCAB, -2)}
+
+
+def in_order(said: Config, tensors: Tensors) -> tuple[Config, Tensors]:
+    return said, tensors | {"d2t": torch.zeros(VOCAB, dtype=torch.int64)}
+
+
+@pytest.mark.parametrize("change", [reordered, in_order])
+def test_what_words_mean_counts_whatever_their_number(
+    change: Any, target: Path, whole: Any, wanted: list[Any], tmp_path: Path
+) -> None:
+    head = rewrite(make_eagle(tmp_path / "head", VOCAB, reads=READS), change)
+    check(head, "eagle3", target, whole, wanted, {})
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
+        (lambda said, tensors: (said | {"draft_vocab_size": None}, {n: t for n, t in tensors.items() if n[:2] != "lm"}),
+         "d2t' has shape"),
         (lambda said, tensors: (said, tensors | {"d2t": torch.full((WORDS,), VOCAB)}), "d2t leads to words"),
         (lambda said, tensors: (said, tensors | {"d2t": tensors["d2t"].to(torch.float8_e4m3fn)}), "as float8_e4m3fn"),
         (lambda said, tensors: (said, tensors | {"d2t": tensors["d2t"].half()}), "d2t is stored as float16"),
