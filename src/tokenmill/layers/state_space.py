@@ -1,5 +1,5 @@
-"""State spaces (Mamba-1 and Mamba-2) and gated short convolutions (LFM2) as layers. Owns: the way from hidden states
-over a row's state back.
+"""State spaces (Mamba-1, Mamba-2, and MiniMax's with fixed decays) and gated short convolutions (LFM2) as layers. Owns:
+the way from hidden states over a row's state back.
 
 Knows nothing of families: they say sizes, and which norms and factors there are.
 """
@@ -16,7 +16,15 @@ from torch import Tensor
 from tokenmill.compute.forward import ConvSpec, ForwardContext, NormSpec, ScanSpec, SpaceSpec, StateSpec
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
-from tokenmill.layers.linear import FusedColumnLinear, RowLinear, Rows, local_columns, local_rows, share_out
+from tokenmill.layers.linear import (
+    ColumnLinear,
+    FusedColumnLinear,
+    RowLinear,
+    Rows,
+    local_columns,
+    local_rows,
+    share_out,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,3 +220,37 @@ class GatedConvolution(Projected):
         b, c, values = self.product.weight.matmul(x, ctx, norm=norm).chunk(3, dim=-1)
         (inputs,) = _parts(ctx, self.state)
         return c * self.conv(b * values, inputs, ctx)
+
+
+class FixedDecays(Projected):
+    """MiniMax's lightning attention: silu of each head's (q | k | v) -> what keys have written, heads forget at rates
+    of their own -> norm and gate -> output projection (+ residual). A state space whose paces are all 1."""
+
+    def __init__(self, b: Build, hidden: int, heads: tuple[int, int], rates: Tensor, eps: float = 1e-6) -> None:
+        """heads: how many, and the numbers of each."""
+        count, dim = heads
+        b = share_out(b, "lightning attention", count)
+        part = Rows(count * dim, count, bare=True)
+        order = torch.arange(3 * count * dim).view(count, 3, dim).transpose(0, 1).flip(0).reshape(-1)
+        self.product = FusedColumnLinear(b, hidden, "qkv_proj", (part, part, part), order=order)
+        self.gate = ColumnLinear(b, hidden, {"output_gate": part})
+        own = Rows(count, count, bare=True).index(0, b.group)
+        self.width, rates = len(own) * dim, rates[own].to(b.device)
+        zeros = torch.zeros_like(rates)
+        self.spec = SpaceSpec(len(own), dim, len(own), dim, rates, zeros, zeros, low=1.0, high=1.0)
+        self.norm = replace(b.norm("norm", count * dim, eps), gate="sigmoid")
+        self.output = RowLinear(b, count * dim, hidden, "out_proj")
+        self.state = b.add_state(StateSpec(((b.kernels.state_dtype, (len(own), dim, dim)),)))
+
+    def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
+        """Attention of norm(x), before the output matrix; x [T, hidden]."""
+        mixed = self.product.weight.matmul(x, ctx, norm=norm, act="silu")
+        z = self.gate.weight.matmul(x, ctx, norm=norm)
+        (matrices,) = _parts(ctx, self.state)
+        # Paces are held at 1, whatever they are made of.
+        found = ctx.kernels.recur_((mixed, mixed[:, : self.spec.heads]), self.spec, matrices, ctx)
+        if self.group.size == 1:
+            return ctx.kernels.norm(found, self.norm, z, found.shape[1])
+        found, z = self.group.all_gather(found), self.group.all_gather(z)
+        y = ctx.kernels.norm(found, self.norm, z, found.shape[1])
+        return y if self.group.exact else local_columns(y, self.group).contiguous()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenmill.core.errors import ModelError
-from tokenmill.models.common_keys import GATED, MOE, NO_MLP_BIAS, POSITION_NAMES, ROPE, without
+from tokenmill.models.common_keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS, POSITION_NAMES, ROPE, without
 from tokenmill.models.family_row import SIZES, Fields
 from tokenmill.models.table import TABLE
 from tokenmill.models.table_mixtures import DEEPSEEK_KEYS, SIGMOID
@@ -108,6 +108,19 @@ _FILES: dict[str, Fields] = {
         # The rotated part of a head turns as a whole.
         ignored=(*MOE, "qk_head_dim", "partial_rotary_factor", "rotary_dim", "router_dtype", "seq_aux", "linear_silu",
                  "group_norm_size", "mtp_use_kda", "max_window_layers"),
+    ),
+    "MiniMaxForCausalLM": Fields(
+        "minimax",
+        needed=(*SIZES, "num_local_experts", "num_experts"),
+        defaults={**GATED, "rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "head_dim": None,
+                  "max_position_embeddings": 131072, "sliding_window": None, "num_experts_per_tok": 2,
+                  "layer_types": None, "attn_type_list": None, "rotary_dim": None,
+                  **dict.fromkeys(f"{part}_{name}_factor" for name in ("alpha", "beta")
+                                  for part in ("linear_attn", "full_attn", "mlp")),
+                  **dict.fromkeys(f"layernorm_{part}_{name}" for name in ("alpha", "beta")
+                                  for part in ("linear_attention", "full_attention", "mlp"))},
+        only={**NO_BIAS, "hidden_act": ("silu",), "postnorm": (True,), "shared_intermediate_size": (0,)},
+        ignored=(*MOE, "block_size", "shared_moe_mode"),
     ),
     "DeepseekV2ForCausalLM": Fields(
         "deepseek_v2",

@@ -24,7 +24,7 @@ NOTE = "_tokenmill_note"
 BODY = "_tokenmill_body"
 """Key of a settled config: the file describes a body without a head."""
 BY_TYPE = {row.model_type: name for name, row in FIELDS.items()}
-SAME = {"gpt-sw3": "gpt2", "kimi_k2": "deepseek_v3"}
+SAME = {"gpt-sw3": "gpt2", "kimi_k2": "deepseek_v3", "minimax_m1": "minimax", "minimax_text_01": "minimax"}
 """Model types that are the same as another type."""
 SHARED = {
     **dict.fromkeys(("exaone", "internlm3", "iquestcoder"), "LlamaForCausalLM"),
@@ -32,7 +32,10 @@ SHARED = {
     "sarvam_moe": "Glm4MoeForCausalLM",
 }
 """Model types -> the class with which Transformers computes them; their folders name this class."""
-NAMES = {"BailingMoeV3ForCausalLM": "BailingHybridForCausalLM"}
+NAMES = {
+    "BailingMoeV3ForCausalLM": "BailingHybridForCausalLM",
+    **dict.fromkeys(("MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM"), "MiniMaxForCausalLM"),
+}
 """What published files call a class of Transformers."""
 _OUTER_TYPES = {outer.model_type: outer.text for outer in OUTERS.values()}
 _HEAD = re.compile(r"(ForCausalLM|LMHeadModel)$", re.IGNORECASE)

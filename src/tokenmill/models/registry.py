@@ -49,6 +49,7 @@ _FAMILIES = {
     "GptOssForCausalLM": "gpt_oss",
     "KimiLinearForCausalLM": "kimi_linear",
     "BailingHybridForCausalLM": "bailing_hybrid",
+    "MiniMaxForCausalLM": "minimax",
     "OPTForCausalLM": "opt",
     **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), "qwen3_next"),
     **dict.fromkeys(TABLE, "family"),

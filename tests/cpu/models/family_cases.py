@@ -306,6 +306,13 @@ def families() -> dict[str, list[Case]]:
             {"layer_types": hybrid, "kda_lower_bound": -1.5, "n_group": 1, "topk_group": 1, "norm_topk_prob": False,
              "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "rope_parameters": {
                  **YARN, "mscale": 0.7, "mscale_all_dim": 0.9}, "head_dim": 12}),
+        "minimax": several(
+            hf.MiniMaxConfig, {**small, **DEEP, "num_local_experts": 4, "block_size": 16},
+            {"linear_attn_alpha_factor": 3.5, "linear_attn_beta_factor": 0.9, "full_attn_alpha_factor": 2.5,
+             "full_attn_beta_factor": 1.2, "mlp_alpha_factor": 3.0, "mlp_beta_factor": 0.8},
+            {"layer_types": hybrid, "sliding_window": 20, "head_dim": None, **TIED},
+            {"num_experts_per_tok": 3, "num_key_value_heads": 4, "mlp_alpha_factor": 2, "rope_parameters": YARN,
+             **WIDE}),
         "lfm2": several(hf.Lfm2Config, {**BASE, **DEEP, "block_multiple_of": 8}, {"layer_types": short},
                         {"full_attn_idxs": [0, 3], "conv_bias": True, "block_auto_adjust_ff_dim": False, **LOOSE},
                         {"layer_types": short[::-1], "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3}),
@@ -466,7 +473,7 @@ FILES = {"mistral4": "Mistral4ForCausalLM", "sarvam_mla": "SarvamMLAForCausalLM"
          "glm_moe_dsa": "GlmMoeDsaForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
          "gemma3n": "Gemma3nForCausalLM", "gemma4": "Gemma4ForCausalLM",
          "falcon_h1": "FalconH1ForCausalLM", "kimi_linear": "KimiLinearForCausalLM",
-         "bailing_hybrid": "BailingHybridForCausalLM"}  # fmt: skip
+         "bailing_hybrid": "BailingHybridForCausalLM", "minimax": "MiniMaxForCausalLM"}  # fmt: skip
 """Families here that have a file of their own."""
 
 

@@ -174,6 +174,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "topk_method": "noaux_tc", "up_proj_norm": False, "use_bias": False, "use_kda_lora": False,
         "use_mla_nope": False, "use_nGPT": False, "use_qk_norm": True, "use_qkv_bias": False, "v_head_dim": 128,
         "value_norm": False},
+    # MiniMax M1 and Text 01, whose architectures and types have these names.
+    "MiniMaxForCausalLM": {
+        "attn_type_list": [0, 1], "num_hidden_layers": 2, "auto_map": {}, "head_dim": 128, "hidden_act": "silu",
+        "layernorm_full_attention_alpha": 3.5565588200778455, "layernorm_full_attention_beta": 1.0,
+        "layernorm_linear_attention_alpha": 3.5565588200778455, "layernorm_linear_attention_beta": 1.0,
+        "layernorm_mlp_alpha": 3.5565588200778455, "layernorm_mlp_beta": 1.0, "num_experts_per_tok": 2,
+        "num_key_value_heads": 8, "num_local_experts": 32, "postnorm": True, "rope_theta": 10000000, "rotary_dim": 64,
+        "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "shared_intermediate_size": 0,
+        "shared_moe_mode": "sigmoid", "sliding_window": None},
     "OlmoHybridForCausalLM": {"attention_bias": False, "linear_allow_neg_eigval": True, "linear_conv_kernel_dim": 4,
                               "linear_key_head_dim": 96, "linear_num_key_heads": 30, "linear_num_value_heads": 30,
                               "linear_value_head_dim": 192, "layer_types": ["linear_attention", "full_attention"],

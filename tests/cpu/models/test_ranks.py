@@ -163,6 +163,7 @@ STATES = (
     "olmo_hybrid-1",
     "kimi_linear-0",
     "bailing_hybrid-0",
+    "minimax-0",
     "recurrent_gemma-1",
     "gemma4-0",
     "gemma3n-0",

@@ -13,6 +13,7 @@ from parity import load, ours, theirs
 
 from tokenmill.core.errors import ModelError, UndividedError
 from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.models.family_of import settled
 from tokenmill.parallel.stages import Place
 
 FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"
@@ -73,6 +74,22 @@ def test_mimo_v2_flash_as_its_files_say_it(tmp_path):
     published = {**{name: value for name, value in config.items() if name not in left}, **named}
     one, other = (ours(load(each, tensors), {"a": prompt(40)}, [[("a", 40)]])["a"] for each in (config, published))
     assert torch.equal(one, other)
+
+
+def test_minimax_under_the_keys_of_published_files(tmp_path):
+    _, config, tensors = ALL["minimax-0"].make(tmp_path)
+    said = {key: value for key, value in config.items() if not key.endswith("_factor") and key != "layer_types"}
+    said |= {
+        f"layernorm_{part}_{name}": config[f"{own}_{name}_factor"]
+        for name in ("alpha", "beta")
+        for part, own in (("linear_attention", "linear_attn"), ("full_attention", "full_attn"), ("mlp", "mlp"))
+    }
+    said |= {"attn_type_list": [1, 0, 1, 0], "postnorm": True, "rotary_dim": 8, "shared_intermediate_size": 0,
+             "architectures": ["MiniMaxM1ForCausalLM"], "model_type": "minimax_m1"}  # fmt: skip
+    plain = {name: tensor for name, tensor in tensors.items() if "decay" not in name and "slope" not in name}
+    given = ((config, tensors), (settled(said), plain), (settled({**said, "rotary_dim": 4}), plain))
+    one, other, half = (ours(load(c, t), {"a": prompt(40)}, [[("a", 40)]])["a"] for c, t in given)
+    assert len(plain) < len(tensors) and torch.equal(one, other) and not torch.equal(one, half)
 
 
 def test_every_family_has_three_twists():

@@ -139,6 +139,12 @@ TWISTS: list[tuple[str, dict[str, Any], str]] = [
     ("BailingHybridForCausalLM", {"kda_lower_bound": 1.0}, "'kda_lower_bound'"),
     ("BailingHybridForCausalLM", {"linear_attention": "gla"}, "'linear_attention'"),
     ("BailingHybridForCausalLM", {"tie_word_embeddings": True}, "'tie_word_embeddings' = True"),
+    ("MiniMaxForCausalLM", {"attn_type_list": [0, 1]}, "must hold a 0 or 1 for each of 4 layers"),
+    ("MiniMaxForCausalLM", {"layernorm_mlp_alpha": 9.0}, "'layernorm_mlp_alpha' = 9.0 contradicts"),
+    ("MiniMaxForCausalLM", {"attn_type_list": [0, 0, 0, 0]}, "contradicts 'attn_type_list'"),
+    ("MiniMaxForCausalLM", {"postnorm": False}, "'postnorm' = False"),
+    ("MiniMaxForCausalLM", {"shared_intermediate_size": 9}, "'shared_intermediate_size' = 9"),
+    ("MiniMaxForCausalLM", {"layer_types": GONE, "block_size": 7}, ""),
     ("FalconForCausalLM", {"multi_query": None, "new_decoder_architecture": False, "num_kv_heads": 4}, ""),
 ]  # fmt: skip
 """(family, what is changed, what the refusal says; "": equal)."""
