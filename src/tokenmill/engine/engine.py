@@ -35,7 +35,9 @@ class Engine:
         self.admission = admission
         self.fill = fill
         self.balance: Balancer = NoBalance()
-        self.flying: deque[tuple[StepPlan, Ticket]] = deque()
+        self.flying: deque[tuple[StepPlan, Ticket, float]] = deque()
+        """Plans, their tickets, and when they were sent."""
+        self.committed = 0.0
         self.failures = FailedSteps()
 
     @property
@@ -92,7 +94,7 @@ class Engine:
         plan = self.scheduler.plan()  # integers only
         if plan is None:
             return False
-        self.flying.append((plan, self.executor.submit(plan)))
+        self.flying.append((plan, self.executor.submit(plan), perf_counter()))
         if len(self.flying) == 1:
             self._supply()
         return True
@@ -100,10 +102,13 @@ class Engine:
     def commit(self) -> list[TokenDelta]:
         """Wait for the oldest plan and commit its result."""
         result = self.flying[0][1].wait()  # an interrupted wait leaves the plan in flight
-        plan, _ = self.flying.popleft()
+        plan, _, sent = self.flying.popleft()
         if result.failure is not None and ends_process(result.failure):
             raise EngineDeadError(f"the device is broken: {result.failure}")
-        self.scheduler.ahead.committed(plan, perf_counter())
+        before, self.committed = self.committed, perf_counter()
+        self.scheduler.ahead.committed(plan, self.committed)
+        if result.failure is None:
+            self.scheduler.pace.took(plan, self.committed - max(sent, before))
         failed = self.scheduler.counters.failures
         deltas = self.scheduler.commit(result)
         self.scheduler.ahead.credit(plan, deltas)

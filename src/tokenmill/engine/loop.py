@@ -35,6 +35,7 @@ from tokenmill.engine.wire import (
     Sleep,
     Wake,
 )
+from tokenmill.scheduler.pace import STALL_S, Pace
 
 log = logging.getLogger("tokenmill.engine")
 BEAT_S = 0.25
@@ -77,6 +78,7 @@ class EngineLoop:
         self.queued: set[str] = set()
         self.begun: list[tuple[SequenceGroup, float]] = []
         self.engine.scheduler.roster.on_begin = self._begin
+        self.engine.scheduler.pace = Pace(STALL_S)  # somebody reads each token as it comes
         self.prefilling: dict[str, tuple[Sequence, int]] = {}
         self.compiling: list[tuple[Add, list[Pending]]] = []
         self.adapting: list[tuple[Adapt, Reading]] = []

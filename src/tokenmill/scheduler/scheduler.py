@@ -13,7 +13,6 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -23,29 +22,14 @@ from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import FINISHED, RUNNING, WAITING, Sequence, SequenceGroup
 from tokenmill.core.step import RowStart, StepPlan, StepResult
 from tokenmill.kvcache.allocation import BlockTables, Looking
-from tokenmill.kvcache.radix import Node
-from tokenmill.kvcache.snapshots import Kept
-from tokenmill.scheduler.device_drafts import Ahead, DraftBudget, DraftGrant
+from tokenmill.scheduler.device_drafts import Ahead, DraftGrant
+from tokenmill.scheduler.flight import Flight
 from tokenmill.scheduler.outcome import Outcome
+from tokenmill.scheduler.pace import Pace
 from tokenmill.scheduler.roster import Limits, Roster, by_rank
 
 LOOKED = 1 << 18
 """Tokens of waiting sequences that one plan looks up to see whether a running row will keep their state."""
-
-
-@dataclass(slots=True)
-class Flight:
-    """A submitted plan, the sequence of each grant, the cache nodes that the plan published and the states that it
-    keeps. left: what the device drafter may still do in this step; used while it is planned. drafts: those of the host
-    for the next grant."""
-
-    plan: StepPlan
-    left: DraftBudget
-    seqs: list[Sequence] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)
-    kept: list[Kept] = field(default_factory=list)
-    spawning: list[Sequence] = field(default_factory=list)
-    drafts: list[int] = field(default_factory=list)
 
 
 class Scheduler:
@@ -67,6 +51,7 @@ class Scheduler:
         self.ahead = Ahead(limits, tables, control or AllOfThem(limits.max_guesses))
         self.roster.observe = self.ahead.control.observe
         self.outcome = Outcome(self.roster)
+        self.pace = Pace()
         self.counters = self.roster.counters
         self.flying: deque[Flight] = deque()
         self.epoch = 0
@@ -106,7 +91,8 @@ class Scheduler:
         if self.flying and self.limits.chains and self._commit_first():
             return None
         plan = StepPlan(id=self._next_plan, epoch=self.epoch)
-        flight = Flight(plan, self.ahead.begin(plan, len(self.roster.running)))
+        running = self.roster.running
+        flight = Flight(plan, self.ahead.begin(plan, len(running)), self.pace.room(running))
         budget = self._decode(plan, flight)
         if budget > 0:
             self._admit(budget, flight)
@@ -188,6 +174,8 @@ class Scheduler:
         if known <= position or known >= group.max_len:
             return 0
         position += self._rematch(seq, position)
+        if known - position > 1 and (budget := min(budget, flight.prompts)) <= 0:
+            return 0
         drafts, flight.drafts = flight.drafts, []
         if not drafts and known - position == 1 and not seq.pending:
             drafts = self._drafts(seq, flight.left.tried)
@@ -222,6 +210,7 @@ class Scheduler:
         plan.counts.append(count)
         plan.samples.append(sample)
         flight.seqs.append(seq)
+        flight.prompts -= count if known - position > 1 else 0
         seq.ahead += end - position
         seq.inflight += 1
         seq.last_plan = plan.id
@@ -369,7 +358,7 @@ class Scheduler:
         looking = Looking(LOOKED)
         if adapters.draining:
             adapters.still_wait({s.group.request.adapter for _, _, s in waiting})
-        while budget > 0 and waiting and not 0 < self.careful <= len(flight.seqs):
+        while min(budget, flight.prompts) > 0 and waiting and not 0 < self.careful <= len(flight.seqs):
             rank, _, seq = waiting[0]
             if seq.status == WAITING and not self._may_get_row(rank, flight):
                 break

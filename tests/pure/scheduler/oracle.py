@@ -13,6 +13,7 @@ from tokenmill.core.step import RowSampling
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.cache_events import MARK_BYTES, CacheEvents, next_mark, root_mark
 from tokenmill.kvcache.snapshots import Snapshots
+from tokenmill.scheduler.pace import ANY, waits
 from tokenmill.scheduler.policy import make_policy
 from tokenmill.scheduler.roster import Limits, OlderWays, derive_seed
 from tokenmill.scheduler.scheduler import Scheduler
@@ -101,6 +102,16 @@ class Moody:
 
     def worked(self, tokens: int, rows: int, seconds: float) -> None:
         """Neither do these."""
+
+
+@dataclass(slots=True)
+class Hasty:
+    """Steps beside others' tokens have room for other numbers of prompt tokens all the time."""
+
+    dice: random.Random
+
+    def room(self, running: list[Sequence]) -> int:
+        return self.dice.choice([1, 2, 5, ANY]) if any(waits(seq) for seq in running) else ANY
 
 
 def ideal_beams(model: HashModel, prompt: list[int], search: BeamSearch) -> list[list[int]]:
@@ -376,6 +387,9 @@ def run_story(
     held: set[bytes] = set()
     control = Moody(most_guesses, random.Random(rng.random())) if rng.random() < 0.5 else None
     scheduler = Scheduler(limits, tables, make_policy(rng.choice(["fcfs", "priority"])), drafter, control)
+    dice = random.Random(seed + 1)
+    if dice.random() < 0.5:
+        scheduler.pace = Hasty(dice)
     if sabotage is not None:
         sabotage(scheduler)
     story = Story(rng)
