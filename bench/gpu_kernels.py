@@ -238,13 +238,13 @@ def prefill_case(
             return [lambda: attend_many(q, out, spec, ctx, pdl=True, config=config)], 0.0, pairs * 4 * 32 * 128
         ctx.groups[0].reach = sum(lengths) + 16 * len(lengths)
         assert ctx.groups[0].reach < MOST
-        arranged = arrange(spec, ctx, len(q), config[0] if config else 128)
+        arranged = arrange(ctx, len(q), 4, config[0] if config else 128)
 
         def call():
+            gathered = gather(spec, ctx, arranged[0], q.dtype, pdl=True)
             if config is None:
-                attend_long(q, out, spec, ctx, arranged, pdl=True, hopper=True)
+                attend_long(q, out, spec, ctx, arranged, gathered, pdl=True, hopper=True)
             else:
-                gathered = gather(spec, ctx, arranged[0], q.dtype, pdl=True)
                 attend_gathered(q, out, spec, ctx, arranged, gathered, pdl=True, config=config)
 
         return [call], 0.0, pairs * 4 * 32 * 128

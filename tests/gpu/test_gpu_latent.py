@@ -114,3 +114,36 @@ def test_attention_to_chosen_keys(heads, top):
         REFERENCE.prepare_qkv(x, spec, b)
         assert relative(kernels.attention(q, spec, a, keys), REFERENCE.attention(q.float(), spec, b, keys)) < 1e-2
     assert kernels.waits == 0 and not kernels.launch.scratch.counters(x.device).any()
+
+
+@pytest.mark.parametrize("stored", [None, KVFormat("float8_e4m3fn")], ids=str)
+@pytest.mark.parametrize("sizes", [(512, 128, 64, 128), (512, 64, 64, 128), (256, 64, 32, 64), (512, 128, 16, 64)])
+def test_long_prompts_through_keys_and_values_of_heads(sizes, stored, monkeypatch):
+    """sizes: of the latent part, a head's own part of keys, the shared part, and values. Heads take turns."""
+    from tokenmill.kernels.triton import TritonKernels
+    from tokenmill.kernels.triton.attention import unfolded
+
+    latent, plain, rest, wide = sizes
+    monkeypatch.setattr(unfolded, "_ROOM", 2 * 2048 * (plain + wide) * 5)
+    angle = torch.arange(4096.0)[:, None] * (10000.0 ** -torch.linspace(0, 1, rest // 2))
+    rope = RopeSpec(angle.cos().cuda(), angle.sin().cuda(), rest, interleaved=True, start=latent)
+    kv = KVSpec("latent", 1, latent + rest, latent)
+    spec, kernels = AttentionSpec(0, 0, 16, kv, (plain + rest) ** -0.5, rope=rope), TritonKernels()
+    parts = [torch.randn(16, *shape, device="cuda") / latent**0.5 for shape in ((latent, plain), (wide, latent))]
+    parts = [part.bfloat16() for part in parts]
+    ours, exact = (
+        PagedBatch((kv,), k, dtype=torch.bfloat16, blocks=256, device="cuda", stored=stored)
+        for k in (kernels, REFERENCE)
+    )
+    for grants in [[("a", 1700), ("b", 300), ("c", 1)], [("a", 1), ("b", 257), ("c", 1)], [("c", 900), ("a", 3)]]:
+        tokens = sum(n for _, n in grants)
+        q = torch.randn(tokens, 16, plain + rest, device="cuda").bfloat16()
+        vector = [torch.randn(tokens, n, device="cuda").bfloat16() for n in (latent, rest)]
+        found = kernels.attend_unfolded(q, vector, parts, spec, ours.step(grants))
+        absorbed = torch.einsum("thd,hld->thl", q[..., :plain].float(), parts[0].float())
+        queries = torch.cat((absorbed, q[..., plain:].float()), dim=2).flatten(1)
+        b = exact.step(grants)
+        mixed = REFERENCE.attend(torch.cat((queries, *vector), dim=1), spec, b).view(tokens, 16, latent)
+        expected = torch.einsum("thl,hvl->thv", mixed, parts[1].float())
+        assert relative(found, expected) < (3e-2 if stored else 1e-2)
+    assert kernels.waits == 0 and not any(count["fallbacks"] for count in kernels.counters().values())

@@ -296,8 +296,7 @@ class Kernels(RoundsLines, Protocol):
         weight: a tensor [N, K], a matrix as it is stored, or what `pack` made of one (both of these include the bias).
         x [T, H, K] and a tensor [H, N, K] multiply head by head, [T, H, N], with no other operation. delta: see
         `add_delta`, applied before the activation. On a CPU integer weights multiply activations that are also rounded
-        to int8, in groups of 32 with scale max|x| / 127. Sums within a group are exact; groups add up ascending in
-        float32."""
+        to int8 (groups of 32, scale max|x| / 127); a group's sum is exact, and groups add up ascending in float32."""
         ...
 
     def open_product(self, x: Tensor, weight: Tensor, bias: Tensor | None, delta: Delta | None) -> Tensor | None:
@@ -342,6 +341,13 @@ class Kernels(RoundsLines, Protocol):
         slots. Latent: x [T, H*Dk + Dk] (queries already absorbed; then latent | rope key); the last `rope.dim` entries
         of each query head and of the key are rotated (RopeSpec.start). x [T, H, Dk]: finished queries, which attend to
         what another layer has stored."""
+        ...
+
+    def attend_unfolded(
+        self, q: Tensor, vector: Sequence[Tensor], parts: Sequence[Tensor], spec: AttentionSpec, ctx: ForwardContext
+    ) -> Tensor | None:
+        """Latent attention from q [T, H, D + R] not absorbed, the vector's parts [T, L] and [T, R], and what absorbs,
+        [H, L, D] and [H, DV, L] -> [T, H, DV]; None: `attend` is as fast."""
         ...
 
     def choose_keys(self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext) -> Tensor:

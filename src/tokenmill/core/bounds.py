@@ -67,6 +67,7 @@ LEFT_OUT = (
     "quick-launch",
     "few-rows",
     "many-rows",
+    "unfolded",
     "widened",
     "all-reduce",
     "exchange",

@@ -126,7 +126,7 @@ class ExecuteOptions:
     disable: str | None = option(
         None,
         "Switch these off on a GPU, to measure their worth: `fusion`, `cascade`, `dependent-launch`, `quick-launch`, "
-        "`few-rows`, `many-rows`, `widened`, `all-reduce`, `exchange` (comma separated).",
+        "`few-rows`, `many-rows`, `widened`, `unfolded`, `all-reduce`, `exchange` (comma separated).",
     )
     check_weights: bool = option(False, "Refuse, at load, a file whose weights hold NaN or infinity.")
     disable_log_stats: bool = option(False, "Accepted for compatibility.")

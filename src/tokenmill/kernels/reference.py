@@ -199,6 +199,12 @@ class ReferenceKernels:
         """x [T, all heads], prepared first, or queries [T, H, Dk] -> [T, H * Dv]."""
         return self.attention(x if x.ndim == 3 else self.prepare_qkv(x, spec, ctx), spec, ctx, keys)
 
+    def attend_unfolded(
+        self, q: Tensor, vector: Sequence[Tensor], parts: Sequence[Tensor], spec: AttentionSpec, ctx: ForwardContext
+    ) -> Tensor | None:
+        """None: absorbed queries are as fast."""
+        return None
+
     def choose_keys(self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext) -> Tensor:
         """x [T, H * D + D], gains [T, H] -> positions [T, K]; of keys with equal scores the first."""
         q = self.prepare_qkv(x, spec, ctx)

@@ -58,6 +58,7 @@ def switches(config: EngineConfig) -> list[Switch]:
         found.append(Switch("short way from a call to its launch", {"disable": "quick-launch"}))
         found.append(Switch("products of few rows whose parts stay unadded", {"disable": "few-rows"}))
         found.append(Switch("own products of many rows", {"disable": "many-rows"}))
+        found.append(Switch("keys and values of heads for long prompts of latent attention", {"disable": "unfolded"}))
         if config.model.quantization:
             found.append(Switch("packed weights in 16 bits, too", {"disable": "widened"}))
         if config.parallel.tensor_parallel_size > 1:

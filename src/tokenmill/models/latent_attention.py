@@ -1,7 +1,7 @@
 """Latent attention: one small vector per token is cached. Owns: its products, and how they are absorbed.
 
 The up-projections of keys and values are absorbed: queries are carried into the latent space, and attention's result
-is carried out of it, so that the cache is read as stored.
+is carried out of it, so that the cache is read as stored. A backend may do without for long prompts.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class LatentAttention(Projected):
             scale=(self.nope + self.rotated) ** -0.5 * attention_gain(settings),
             rope=make_rope(b, settings, interleaved=_interleaved(c), start=self.latent) if rotates else None,
         )
-        self.temper = _temper(c, b, self.spec.heads * kv.key_dim) if tempered else None
+        self.temper = _temper(c, b, self.spec.heads * (self.nope + self.rotated)) if tempered else None
         self.index = None if index is None else index(b, settings)
 
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
@@ -83,15 +83,18 @@ class LatentAttention(Projected):
         kernels, tokens, heads = ctx.kernels, x.shape[0], self.spec.heads
         h = x if norm is None else kernels.norm(x, norm)
         low = h if self.q_a is None else self.q_a.matmul(h, ctx)
-        q = self.q_b.matmul(low, ctx, norm=self.q_norm).view(tokens, heads, -1)
-        absorbed = self._product(q[..., : self.nope], 0, ctx)
+        q = self.q_b.matmul(low, ctx, norm=self.q_norm)
+        q = (q if self.temper is None else self.temper(q, ctx)).view(tokens, heads, -1)
         kv = self.kv_a.matmul(h, ctx)
-        latent = kernels.norm(kv[:, : self.latent], self.kv_norm)
-        queries = torch.cat((absorbed, q[..., self.nope :]), dim=-1).view(tokens, -1)
-        qkv = torch.cat((queries, latent, kv[:, self.latent :]), dim=-1)
-        qkv = qkv if self.temper is None else self.temper(qkv, ctx)
+        vector = kernels.norm(kv[:, : self.latent], self.kv_norm), kv[:, self.latent :]
         keys = None if self.index is None else self.index.choose(h, low, self.q_norm, ctx)
-        mixed = kernels.attend(qkv, self.spec, ctx, keys)
+        if keys is None and not self._adapted(ctx):
+            values = kernels.attend_unfolded(q, vector, self.forms.parts, self.spec, ctx)
+            if values is not None:
+                return values.view(tokens, -1)
+        absorbed = self._product(q[..., : self.nope], 0, ctx)
+        queries = torch.cat((absorbed, q[..., self.nope :]), dim=-1).view(tokens, -1)
+        mixed = kernels.attend(torch.cat((queries, *vector), dim=-1), self.spec, ctx, keys)
         values = self._product(mixed.view(tokens, heads, self.latent), 1, ctx)
         values = values.view(tokens, -1)
         return values if self.gate is None else gated(values, self.gate.matmul(h, ctx), ctx)
@@ -101,11 +104,18 @@ class LatentAttention(Projected):
         up = up.view(-1, self.nope + self.value, self.latent)
         return Forms((up[:, : self.nope].transpose(1, 2).contiguous(), up[:, self.nope :].contiguous()))
 
+    def _adapted(self, ctx: ForwardContext) -> bool:
+        """May some rows' adapters change the two products?"""
+        return (
+            self.site is not None and bool(self.site.whole) and ctx.rows is not None and ctx.rows.adapters is not None
+        )
+
     def _product(self, x: Tensor, part: int, ctx: ForwardContext) -> Tensor:
         """x [T, heads, in] with one of the two; rows whose adapters change it have their own."""
-        y, rows, site = ctx.kernels.product(x, self.forms.parts[part]), ctx.rows, self.site
-        if site is None or not site.whole or rows is None or rows.adapters is None:
+        y, site, rows = ctx.kernels.product(x, self.forms.parts[part]), self.site, ctx.rows
+        if not self._adapted(ctx):
             return y
+        assert site is not None and rows is not None and rows.adapters is not None
         slots = rows.adapters[rows.tokens]
         for slot, forms in site.whole.items():
             at = torch.where(slots == slot)[0]

@@ -184,7 +184,7 @@ def test_tiles_of_single_queries_fit_a_grid(monkeypatch: pytest.MonkeyPatch) -> 
     prefill.attend_many(q, q, spec, ctx, pdl=False, steady=True)
     keys = torch.empty(1, 64, 16)
     places = torch.zeros(2, dtype=torch.int32), torch.zeros(tokens + 1, dtype=torch.int32)
-    gathered.attend_gathered(q, q, spec, ctx, places, (keys, keys), pdl=False)
+    gathered.attend_gathered(q, q, spec, ctx, places, gathered.Gathered(keys, keys), pdl=False)
     narrow = replace(spec, kv=KVSpec("latent", 1, 24, 16))
     ctx = PagedBatch((narrow.kv,), REFERENCE).step([("a", 2)])
     q = torch.empty(1, 70, 24).expand(2 * tokens, -1, -1)

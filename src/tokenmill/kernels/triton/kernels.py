@@ -30,10 +30,11 @@ from tokenmill.compute.lines import LineGrid
 from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.attention.decode import attend_one
 from tokenmill.kernels.triton.attention.key_choice import can_choose, choose_keys
-from tokenmill.kernels.triton.attention.latent import attend_latent, prepare_latent, serves
+from tokenmill.kernels.triton.attention.latent import attend_latent, prepare_apart, prepare_latent, serves
 from tokenmill.kernels.triton.attention.prepare import can_prepare, norm_rows, prepare_qkv
 from tokenmill.kernels.triton.attention.stepping import Stepping, has_heads
 from tokenmill.kernels.triton.attention.stored import can_store
+from tokenmill.kernels.triton.attention.unfolded import attend_unfolded, can_unfold, last_tokens
 from tokenmill.kernels.triton.experts.mixture import pack_mixture
 from tokenmill.kernels.triton.experts.route import route
 from tokenmill.kernels.triton.multiply import ProductKernels
@@ -57,8 +58,8 @@ class TritonKernels(ProductKernels):
     device: becomes the current one. steady: a row's bytes depend neither on the rows beside it nor on how its prompt
     was cut (weights of 16 and 32 bits; latent attention's products per head excepted). without: "fusion", "cascade"
     (reading a shared prefix once), "dependent-launch", "quick-launch" (quick.py), "many-rows" (wide.py), "few-rows"
-    (stream.py), "widened" (keep_widened). cache: the folder that keeps ways which were found here. pruned: see
-    make_kernels.
+    (stream.py), "widened" (keep_widened), "unfolded" (unfolded.py). cache: the folder that keeps ways which were found
+    here. pruned: see make_kernels.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class TritonKernels(ProductKernels):
         self.trees = self.chooses = True
         self.rounds_at_once = 1 << 23  # what is freed again is too small for stacks of experts to be laid into it
         self._stepping = Stepping(self.launch, cascade="cascade" not in without)
+        self._unfolds = "unfolded" not in without
         self._moved: dict[int, Parts] = {}
         self._copied: dict[int, tuple[Sequence[tuple[Tensor, Tensor]], RowTable]] = {}
 
@@ -347,6 +349,27 @@ class TritonKernels(ProductKernels):
         q = q.contiguous()
         out = torch.empty((q.shape[0], spec.heads * spec.kv.value_dim), dtype=q.dtype, device=q.device)
         self._stepping.attend(q, out, spec, ctx)
+        return out
+
+    def attend_unfolded(
+        self, q: Tensor, vector: Sequence[Tensor], parts: Sequence[Tensor], spec: AttentionSpec, ctx: ForwardContext
+    ) -> Tensor | None:
+        """Long prompts attend to keys and values of heads; the one new token of other sequences to vectors."""
+        up, down = parts
+        possible = self._unfolds and not (self.launch.steady or self.launch.small) and serves(spec, ctx)
+        if not possible or not can_unfold(q, (up, down), spec, ctx, hopper=self.launch.hopper):
+            return None
+        self.count("attend_unfolded")
+        q = prepare_apart(q.contiguous(), torch.cat(tuple(vector), dim=1), spec, ctx, pdl=self.launch.pdl)
+        out = torch.empty((*q.shape[:2], down.shape[1]), dtype=q.dtype, device=q.device)
+        arranged = self._stepping.arranged(spec, ctx, q.shape[0], 1)
+        attend_unfolded(q, out, (up, down), spec, ctx, arranged, pdl=self.launch.pdl, hopper=self.launch.hopper)
+        if ctx.kv_len.shape[0] > 1:
+            last, alone = last_tokens(ctx)
+            plain = up.shape[2]
+            absorbed = self.product(q[last, :, :plain], up)
+            mixed = self.attention(torch.cat((absorbed, q[last, :, plain:]), dim=2), spec, alone)
+            out[last] = self.product(mixed.view(len(last), spec.heads, -1), down)
         return out
 
     @else_reference

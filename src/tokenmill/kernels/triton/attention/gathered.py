@@ -2,10 +2,13 @@
 
 Paged keys cost address arithmetic at every use, and a long chunk uses each key thousands of times. So they are gathered
 once per layer, [kv heads, tokens, D], and read from there by the copy engine (tensor descriptors), which needs neither
-registers nor threads. Must not know: tables beyond the gathering.
+registers nor threads. Keys may have a part that all heads share, which lies in rows of its own. Must not know: tables
+beyond the gathering.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -24,25 +27,56 @@ LEAST = 32 if INTERPRETED else 256
 """New tokens of one sequence from which gathering pays."""
 MOST = 1 << 16
 """Keys that are gathered at one time: 268 MB for 8 heads of 128 in 16 bits."""
+_ROOM = 1 << 28
+"""Numbers that are gathered at one time."""
 
 
-def can_gather(q: Tensor, spec: AttentionSpec, plan: GroupPlan, longest: int) -> bool:
-    """Long chunks over whole tables of moderate size, heads that fill a tile."""
+def can_gather(q: Tensor, spec: AttentionSpec, plan: GroupPlan, longest: int, *, hopper: bool) -> bool:
+    """Long chunks over whole tables of moderate size, heads that fill a tile; hopper: the device is one."""
     width = spec.kv.key_dim
     return (
         longest >= LEAST
-        and 0 < plan.reach <= MOST - ALIGN * plan.tables.shape[0]
+        and 0 < plan.reach <= min(MOST, _ROOM // (2 * spec.kv.heads * width)) - ALIGN * plan.tables.shape[0]
         and plan.first is None
         and not spec.window
         and spec.alibi is None
         and width == spec.kv.value_dim == pow2(width)
-        and 16 <= width <= 128
+        and (16 <= width <= 128 or (hopper and not spec.softcap and served(width, 0, width)))
         and (INTERPRETED or q.dtype in (torch.bfloat16, torch.float16))
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Keys [kv heads, tokens, D] and values [kv heads, tokens, DV] in rows; beside [tokens, R]: the other part of the
+    keys, the same for all heads."""
+
+    keys: Tensor
+    values: Tensor
+    beside: Tensor | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """D, R and DV."""
+        return self.keys.shape[2], 0 if self.beside is None else self.beside.shape[1], self.values.shape[2]
+
+
 @triton.jit
-def _numbers(spots, scales, d, known, KIND: tl.constexpr, D: tl.constexpr):
+def owner(begin_at, at_ptr, S):
+    """The sequence whose keys lie at this place of the row."""
+    low = 0
+    high = S
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(at_ptr + middle) <= begin_at:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def numbers(spots, scales, d, known, KIND: tl.constexpr, D: tl.constexpr):
     """Stored heads that begin at these spots [ALIGN, 1], as they lie or in float32."""
     found = tl.load(spots + spot_in(d, KIND, D), mask=known, other=0.0)
     if KIND.PER > 1:
@@ -66,15 +100,7 @@ def _gather_kernel(
     wait(PDL)
     if begin_at >= tl.load(at_ptr + S):
         return
-    low = 0
-    high = S
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(at_ptr + middle) <= begin_at:
-            low = middle
-        else:
-            high = middle
-    seq = low
+    seq = owner(begin_at, at_ptr, S)
     index = begin_at - tl.load(at_ptr + seq) + tl.arange(0, ALIGN)
     known = index < tl.load(len_ptr + seq)
     block = tl.load(table_ptr + seq.to(tl.int64) * table_stride + index // SIZE, mask=known, other=0).to(tl.int64)
@@ -84,11 +110,11 @@ def _gather_kernel(
     row = (head * total + begin_at + tl.arange(0, ALIGN))[:, None] * D + d
     spots = key_ptr + head * key_head + (block * key_block + offset * key_row)[:, None]
     scales = key_scale_ptr + head * key_scale_head + (block * key_scale_block + offset * key_scale_row)[:, None]
-    k = _numbers(spots, scales, d, there, K_KIND, D)
+    k = numbers(spots, scales, d, there, K_KIND, D)
     tl.store(key_out + row, k.to(key_out.dtype.element_ty))
     spots = value_ptr + head * value_head + (block * value_block + offset * value_row)[:, None]
     scales = value_scale_ptr + head * value_scale_head + (block * value_scale_block + offset * value_scale_row)[:, None]
-    val = _numbers(spots, scales, d, there, V_KIND, D)
+    val = numbers(spots, scales, d, there, V_KIND, D)
     tl.store(value_out + row, val.to(value_out.dtype.element_ty))
 
 
@@ -115,11 +141,13 @@ def owners(ctx: ForwardContext, tokens: int, block_q: int) -> Tensor:
 
 @triton.jit
 def _step(
-    acc, top, total, q, key_desc, value_desc, row, at, kv_len, query_position, slope, n, scale, softcap,
-    D: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, WIDE: tl.constexpr,
+    acc, top, total, q, q_beside, key_desc, beside_desc, value_desc, row, place, at, kv_len, query_position, slope, n,
+    scale, softcap, R: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     k = key_desc.load([row + at, 0])
     scores = product(q, tl.trans(k), tl.zeros((q.shape[0], n.shape[0]), dtype=tl.float32), WIDE)
+    if R > 0:
+        scores = product(q_beside, tl.trans(beside_desc.load([place + at, 0])), scores, WIDE)
     scores = bend(scores, 0, 0, slope, scale, softcap, SOFTCAP, False)
     if MASKED:
         # Beyond the end lie zeros, so nothing has to be done to values.
@@ -135,12 +163,15 @@ def _step(
 
 @triton.jit(do_not_specialize=["total_keys"])
 def _gathered_kernel(
-    q_ptr, key_desc, value_desc, tile_ptr, at_ptr, start_ptr, len_ptr, sink_ptr, out_ptr, total_keys, scale, softcap,
-    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BQ: tl.constexpr, BG: tl.constexpr, BN: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    q_ptr, key_desc, beside_desc, value_desc, tile_ptr, at_ptr, start_ptr, len_ptr, sink_ptr, out_ptr,
+    total_keys, scale, softcap,
+    H: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, R: tl.constexpr, DV: tl.constexpr,
+    BQ: tl.constexpr, BG: tl.constexpr, BN: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """H: query heads of a token; HEADS: key heads of this launch."""
     begin(PDL)
-    kv_head, tile = head_and_tile(H // GROUP)
+    kv_head, tile = head_and_tile(HEADS)
     wait(PDL)
     seq = tl.load(tile_ptr + tile)
     if seq < 0:
@@ -158,38 +189,50 @@ def _gathered_kernel(
     d = tl.arange(0, D)
     n = tl.arange(0, BN)
     token = (start + query).to(tl.int64)
-    q = tl.load(q_ptr + token[:, None] * (H * D) + head[:, None] * D + d[None, :], mask=real[:, None], other=0.0)
+    source = q_ptr + (token * (H * (D + R)) + head * (D + R))[:, None]
+    q = tl.load(source + d[None, :], mask=real[:, None], other=0.0)
+    q_beside = q
+    if R > 0:
+        q_beside = tl.load(source + D + tl.arange(0, R)[None, :], mask=real[:, None], other=0.0)
     slope = tl.zeros((BQ * BG,), dtype=tl.float32)
     oldest = kv_len - queries + local
     plain = (oldest + 1) // BN * BN
     end = tl.minimum(oldest + BQ, kv_len)
-    row = kv_head * total_keys + tl.load(at_ptr + seq)
-    acc = tl.zeros((BQ * BG, D), dtype=tl.float32)
+    place = tl.load(at_ptr + seq)
+    row = kv_head * total_keys + place
+    acc = tl.zeros((BQ * BG, DV), dtype=tl.float32)
     top = tl.full((BQ * BG,), FLOOR, dtype=tl.float32)
     total = tl.zeros((BQ * BG,), dtype=tl.float32)
     for at in tl.range(0, plain, BN, num_stages=STAGES):
-        acc, top, total = _step(acc, top, total, q, key_desc, value_desc, row, at, kv_len, query_position, slope, n,
-                                scale, softcap, D, SOFTCAP, False, WIDE)  # fmt: skip
+        acc, top, total = _step(
+            acc, top, total, q, q_beside, key_desc, beside_desc, value_desc, row, place, at, kv_len, query_position,
+            slope, n, scale, softcap, R, SOFTCAP, False, WIDE,
+        )  # fmt: skip
     for at in tl.range(plain, end, BN, num_stages=STAGES):
-        acc, top, total = _step(acc, top, total, q, key_desc, value_desc, row, at, kv_len, query_position, slope, n,
-                                scale, softcap, D, SOFTCAP, True, WIDE)  # fmt: skip
+        acc, top, total = _step(
+            acc, top, total, q, q_beside, key_desc, beside_desc, value_desc, row, place, at, kv_len, query_position,
+            slope, n, scale, softcap, R, SOFTCAP, True, WIDE,
+        )  # fmt: skip
     if SINKS:
         sink = tl.load(sink_ptr + head, mask=real, other=FLOOR).to(tl.float32) * LOG2E
         new_top = tl.maximum(top, sink)
         total = total * tl.exp2(top - new_top) + tl.exp2(sink - new_top)
         acc = acc * tl.exp2(top - new_top)[:, None]
     y = acc / tl.where(real, total, 1.0)[:, None]
-    tl.store(out_ptr + token[:, None] * (H * D) + head[:, None] * D + d[None, :], y.to(out_ptr.dtype.element_ty),
-             mask=real[:, None])  # fmt: skip
+    target = out_ptr + (token * (H * DV) + head * DV)[:, None] + tl.arange(0, DV)[None, :]
+    tl.store(target, y.to(out_ptr.dtype.element_ty), mask=real[:, None])
 
 
-def gather(
-    spec: AttentionSpec, ctx: ForwardContext, at: Tensor, dtype: torch.dtype, *, pdl: bool
-) -> tuple[Tensor, Tensor]:
-    """-> keys and values [kv heads, tokens, D] of the sequences with several new tokens."""
+def places_of(plan: GroupPlan) -> int:
+    """How long rows are that have room for all gathered keys."""
+    return -(-plan.reach // ALIGN) * ALIGN + ALIGN * plan.tables.shape[0]
+
+
+def gather(spec: AttentionSpec, ctx: ForwardContext, at: Tensor, dtype: torch.dtype, *, pdl: bool) -> Gathered:
+    """Keys and values of the sequences with several new tokens."""
     kv, plan = ctx.kv[spec.layer], ctx.groups[spec.group]
     heads, width = spec.kv.heads, spec.kv.key_dim
-    total = -(-plan.reach // ALIGN) * ALIGN + ALIGN * plan.tables.shape[0]
+    total = places_of(plan)
     keys = torch.empty((heads, total, width), dtype=dtype, device=at.device)
     values = torch.empty_like(keys)
     _gather_kernel[(total // ALIGN, heads)](
@@ -199,29 +242,26 @@ def gather(
         D=width, SIZE=ctx.block_size, ALIGN=ALIGN, **kinds_of(kv), PDL=pdl,
         num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
-    return keys, values
+    return Gathered(keys, values)
 
 
 CONFIG = (32, 16, 4, 1) if INTERPRETED else (128, 128, 8, 3)
 """(rows, BN, warps, stages): measured on an H200."""
 
 
-def arrange(spec: AttentionSpec, ctx: ForwardContext, tokens: int, rows: int = CONFIG[0]) -> tuple[Tensor, Tensor]:
-    """What layers of one kind share in a step: where sequences' keys begin, and whose queries each tile holds."""
-    return places(ctx), owners(ctx, tokens, _block_q(spec, rows))
-
-
-def _block_q(spec: AttentionSpec, rows: int) -> int:
-    return max(1, rows // pow2(spec.heads // spec.kv.heads))
+def arrange(ctx: ForwardContext, tokens: int, group: int, rows: int = CONFIG[0]) -> tuple[Tensor, Tensor]:
+    """What layers of one kind share in a step: where sequences' keys begin, and whose queries each tile holds; group:
+    query heads that share a key."""
+    return places(ctx), owners(ctx, tokens, max(1, rows // pow2(group)))
 
 
 def attend_long(
-    q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, arranged: tuple[Tensor, Tensor], *,
-    pdl: bool, hopper: bool,
+    q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, arranged: tuple[Tensor, Tensor],
+    gathered: Gathered, *, pdl: bool, hopper: bool,
 ) -> None:  # fmt: skip
-    """q [T, H, D] -> out [T, H * D], for the sequences with several new tokens; hopper: the device is one."""
-    gathered = gather(spec, ctx, arranged[0], q.dtype, pdl=pdl)
-    if hopper and not spec.softcap and spec.kv.key_dim in (64, 128):
+    """q [T, H, D + R] -> out [T, H, DV], for the sequences with several new tokens; hopper: the device is one. Both may
+    be some of the heads of a token: those whose keys were gathered."""
+    if hopper and not spec.softcap and served(*gathered.sizes):
         from tokenmill.kernels.triton.attention.hopper import attend_hopper  # the interpreter cannot load it
 
         attend_hopper(q, out, spec, ctx, arranged, gathered)
@@ -229,22 +269,31 @@ def attend_long(
         attend_gathered(q, out, spec, ctx, arranged, gathered, pdl=pdl)
 
 
+def served(dim: int, beside: int, values: int) -> bool:
+    """Has hopper.py tiles for keys and values of these sizes?"""
+    wide = dim == values == 256 and not beside
+    return wide or (dim in (64, 128) and values in (64, 128) and beside in (0, 16, 32, 64))
+
+
 def attend_gathered(
     q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, arranged: tuple[Tensor, Tensor],
-    gathered: tuple[Tensor, Tensor], *, pdl: bool, config: tuple[int, int, int, int] = CONFIG,
+    gathered: Gathered, *, pdl: bool, config: tuple[int, int, int, int] | None = None,
 ) -> None:  # fmt: skip
-    """The same from gathered keys and values [kv heads, tokens, D]."""
+    """The same by Triton's own pipeline."""
     at, tiles = arranged
-    keys, values = gathered
-    heads, total, width = keys.shape
-    group = spec.heads // heads
-    rows, block_n, warps, stages = config
-    shape = [block_n, width]
+    dim, rest, wide = gathered.sizes
+    heads, total = gathered.keys.shape[:2]
+    group = q.shape[1] // heads
+    rows, block_n, warps, stages = config or (CONFIG if rest == 0 or INTERPRETED else (128, 64, 8, 3))
+
+    def tiled(rows: Tensor) -> TensorDescriptor:
+        return TensorDescriptor.from_tensor(rows.view(-1, rows.shape[-1]), [block_n, rows.shape[-1]])
+
+    values = tiled(gathered.values)
     _gathered_kernel[(heads * tiles.shape[0],)](
-        q, TensorDescriptor.from_tensor(keys.view(-1, width), shape),
-        TensorDescriptor.from_tensor(values.view(-1, width), shape), tiles, at,
+        q, tiled(gathered.keys), values if gathered.beside is None else tiled(gathered.beside), values, tiles, at,
         ctx.query_start, ctx.kv_len, spec.sinks, out, total, spec.scale, spec.softcap,
-        H=spec.heads, GROUP=group, D=width, BQ=_block_q(spec, rows), BG=pow2(group), BN=block_n,
-        SOFTCAP=spec.softcap > 0, SINKS=spec.sinks is not None, WIDE=INTERPRETED, STAGES=stages, PDL=pdl,
+        H=spec.heads, HEADS=heads, GROUP=group, D=dim, R=rest, DV=wide, BQ=max(1, rows // pow2(group)), BG=pow2(group),
+        BN=block_n, SOFTCAP=spec.softcap > 0, SINKS=spec.sinks is not None, WIDE=INTERPRETED, STAGES=stages, PDL=pdl,
         num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip

@@ -3,7 +3,8 @@
 The copying warp fills a ring of key and value tiles through the copy engine. Each computing group owns 64 of 128
 (query, head) rows; while the tensor cores multiply the probabilities of one tile with its values, the group computes
 the probabilities of the next, and the two groups overlap as they drift apart. Keys lie in rows as `gathered.py` lays
-them; tiles run from the last key to the first. Must not know: tables, the gathering. Not for the interpreter.
+them, a part of them that all heads share in rows of its own; tiles run from the last key to the first. Must not know:
+tables, the gathering. Not for the interpreter.
 """
 
 from __future__ import annotations
@@ -21,27 +22,38 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tokenmill.compute.forward import AttentionSpec, ForwardContext
+from tokenmill.kernels.triton.attention.gathered import Gathered
 from tokenmill.kernels.triton.common import pow2
 
 ROWS = 128
-KEYS = 128
-"""Keys of a tile: what `gathered.py` aligns sequences to."""
 
 
 @gluon.jit
-def _copy(key_desc, value_desc, keys, values, key_full, key_free, value_full, value_free, row, tiles,
-          BN: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    """The copying warp: tile after tile into the ring."""
+def _copy(key_desc, beside_desc, value_desc, keys, beside, values, key_full, key_free, value_full, value_free,
+          first, place, tiles, R: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """The copying warp: tile after tile into the ring. first, place: where keys begin, and their shared part."""
+    MORE: gl.constexpr = beside_desc.block_type.nbytes if R > 0 else 0
     for i in range(tiles):
         stage = i % STAGES
         turn = (i // STAGES) & 1
-        place = row + (tiles - 1 - i) * BN
+        at = (tiles - 1 - i) * BN
         mbarrier.wait(key_free.index(stage), turn ^ 1)
-        mbarrier.expect(key_full.index(stage), key_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(key_desc, [place, 0], key_full.index(stage), keys.index(stage))
+        mbarrier.expect(key_full.index(stage), key_desc.block_type.nbytes + MORE)
+        tma.async_copy_global_to_shared(key_desc, [first + at, 0], key_full.index(stage), keys.index(stage))
+        if R > 0:
+            tma.async_copy_global_to_shared(beside_desc, [place + at, 0], key_full.index(stage), beside.index(stage))
         mbarrier.wait(value_free.index(stage), turn ^ 1)
         mbarrier.expect(value_full.index(stage), value_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(value_desc, [place, 0], value_full.index(stage), values.index(stage))
+        tma.async_copy_global_to_shared(value_desc, [first + at, 0], value_full.index(stage), values.index(stage))
+
+
+@gluon.jit
+def _scores(q_tile, q_beside, keys, beside, stage, none, R: gl.constexpr):
+    """Raw dots [64, BN] under way."""
+    s = warpgroup_mma(q_tile, keys.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
+    if R > 0:
+        s = warpgroup_mma(q_beside, beside.index(stage).permute((1, 0)), s, is_async=True)
+    return s
 
 
 @gluon.jit
@@ -59,16 +71,16 @@ def _weigh(s, top, total, at, oldest, position, scale, BN: gl.constexpr, S_LAYOU
 
 @gluon.jit
 def _compute(
-    q_ptr, out_ptr, sink_ptr, q_tile, keys, values, key_full, key_free, value_full, value_free,
+    q_ptr, out_ptr, sink_ptr, q_tile, q_beside, keys, beside, values, key_full, key_free, value_full, value_free,
     start, local, queries, kv_len, kv_head, tiles, scale, part,
-    H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BG: gl.constexpr, BN: gl.constexpr,
-    SINKS: gl.constexpr, STAGES: gl.constexpr,
+    H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, R: gl.constexpr, DV: gl.constexpr, BG: gl.constexpr,
+    BN: gl.constexpr, SINKS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """One computing group: rows 64 * part and following."""
     HALF: gl.constexpr = 64
     LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DV, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
     oldest = kv_len - queries + local + part * (HALF // BG)
 
@@ -76,19 +88,22 @@ def _compute(
     d = gl.arange(0, D, layout=gl.SliceLayout(0, LOAD))
     query = local + pair // BG
     real = (query < queries) & (pair % BG < GROUP)
-    place = (start + query).to(gl.int64) * (H * D) + (kv_head * GROUP + pair % BG) * D
+    place = (start + query).to(gl.int64) * (H * (D + R)) + (kv_head * GROUP + pair % BG) * (D + R)
     q_tile.store(gl.load(q_ptr + place[:, None] + d[None, :], mask=real[:, None], other=0.0))
+    if R > 0:
+        r = gl.arange(0, R, layout=gl.SliceLayout(0, LOAD))
+        q_beside.store(gl.load(q_ptr + place[:, None] + D + r[None, :], mask=real[:, None], other=0.0))
     fence_async_shared()
 
     row = part * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, S_LAYOUT))
     position = kv_len - queries + local + row // BG
     top = gl.full([HALF], -1e30, gl.float32, gl.SliceLayout(1, S_LAYOUT))
     total = gl.zeros([HALF], gl.float32, gl.SliceLayout(1, S_LAYOUT))
-    o = gl.zeros([HALF, D], gl.float32, O_LAYOUT)
+    o = gl.zeros([HALF, DV], gl.float32, O_LAYOUT)
     none = gl.zeros([HALF, BN], gl.float32, S_LAYOUT)
 
     mbarrier.wait(key_full.index(0), 0)
-    s = warpgroup_mma(q_tile, keys.index(0).permute((1, 0)), none, use_acc=False, is_async=True)
+    s = _scores(q_tile, q_beside, keys, beside, 0, none, R)
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(key_free.index(0), count=1)
     p, top, total, shrink = _weigh(s, top, total, (tiles - 1) * BN, oldest, position, scale, BN, S_LAYOUT)
@@ -97,7 +112,7 @@ def _compute(
         stage = i % STAGES
         before = (i - 1) % STAGES
         mbarrier.wait(key_full.index(stage), (i // STAGES) & 1)
-        s = warpgroup_mma(q_tile, keys.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
+        s = _scores(q_tile, q_beside, keys, beside, stage, none, R)
         mbarrier.wait(value_full.index(before), ((i - 1) // STAGES) & 1)
         o = warpgroup_mma(a, values.index(before), o, is_async=True)
         s = warpgroup_mma_wait(1, deps=[s])
@@ -125,20 +140,21 @@ def _compute(
         total = total * gl.exp2(top - higher) + gl.exp2(sink - higher)
         o = o * gl.exp2(top - higher)[:, None]
     y = o / gl.where(real, total, 1.0)[:, None]
-    place = (start + query).to(gl.int64) * (H * D) + head * D
-    column = gl.arange(0, D, layout=gl.SliceLayout(0, O_LAYOUT))
+    place = (start + query).to(gl.int64) * (H * DV) + head * DV
+    column = gl.arange(0, DV, layout=gl.SliceLayout(0, O_LAYOUT))
     gl.store(out_ptr + place[:, None] + column[None, :], y.to(out_ptr.dtype.element_ty), mask=real[:, None])
 
 
-@gluon.jit(do_not_specialize=["total_keys"])
+@gluon.jit(do_not_specialize=["total_keys", "heads"])
 def _hopper_kernel(
-    q_ptr, key_desc, value_desc, tile_ptr, at_ptr, start_ptr, len_ptr, sink_ptr, out_ptr, total_keys, scale,
-    H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BQ: gl.constexpr, BG: gl.constexpr, BN: gl.constexpr,
-    SINKS: gl.constexpr, STAGES: gl.constexpr,
+    q_ptr, key_desc, beside_desc, value_desc, tile_ptr, at_ptr, start_ptr, len_ptr, sink_ptr, out_ptr,
+    total_keys, heads, scale,
+    H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, R: gl.constexpr, DV: gl.constexpr, BQ: gl.constexpr,
+    BG: gl.constexpr, BN: gl.constexpr, SINKS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    HEADS: gl.constexpr = H // GROUP
-    kv_head = gl.program_id(0) % HEADS
-    tile = gl.num_programs(0) // HEADS - 1 - gl.program_id(0) // HEADS
+    """H: query heads of a token; heads: key heads of this launch."""
+    kv_head = gl.program_id(0) % heads
+    tile = gl.num_programs(0) // heads - 1 - gl.program_id(0) // heads
     seq = gl.load(tile_ptr + tile)
     if seq >= 0:
         start = gl.load(start_ptr + seq)
@@ -147,12 +163,18 @@ def _hopper_kernel(
         kv_len = gl.load(len_ptr + seq)
         end = gl.minimum(kv_len - queries + local + BQ, kv_len)
         tiles = (end + BN - 1) // BN
-        row = kv_head * total_keys + gl.load(at_ptr + seq)
+        place = gl.load(at_ptr + seq)
+        row = kv_head * total_keys + place
         kind: gl.constexpr = key_desc.dtype
         first = gl.allocate_shared_memory(kind, [64, D], key_desc.layout)
         second = gl.allocate_shared_memory(kind, [64, D], key_desc.layout)
         keys = gl.allocate_shared_memory(kind, [STAGES, BN, D], key_desc.layout)
-        values = gl.allocate_shared_memory(kind, [STAGES, BN, D], value_desc.layout)
+        values = gl.allocate_shared_memory(kind, [STAGES, BN, DV], value_desc.layout)
+        first_beside, second_beside, beside = first, second, keys
+        if R > 0:
+            first_beside = gl.allocate_shared_memory(kind, [64, R], beside_desc.layout)
+            second_beside = gl.allocate_shared_memory(kind, [64, R], beside_desc.layout)
+            beside = gl.allocate_shared_memory(kind, [STAGES, BN, R], beside_desc.layout)
         key_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         key_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         value_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -165,14 +187,14 @@ def _hopper_kernel(
         fence_async_shared()
         gl.warp_specialize(
             [
-                (_compute, (q_ptr, out_ptr, sink_ptr, first, keys, values, key_full, key_free, value_full, value_free,
-                            start, local, queries, kv_len, kv_head, tiles, scale, 0,
-                            H, GROUP, D, BG, BN, SINKS, STAGES)),
-                (_compute, (q_ptr, out_ptr, sink_ptr, second, keys, values, key_full, key_free, value_full, value_free,
-                            start, local, queries, kv_len, kv_head, tiles, scale, 1,
-                            H, GROUP, D, BG, BN, SINKS, STAGES)),
-                (_copy, (key_desc, value_desc, keys, values, key_full, key_free, value_full, value_free, row, tiles,
-                         BN, STAGES)),
+                (_compute, (q_ptr, out_ptr, sink_ptr, first, first_beside, keys, beside, values, key_full, key_free,
+                            value_full, value_free, start, local, queries, kv_len, kv_head, tiles, scale, 0,
+                            H, GROUP, D, R, DV, BG, BN, SINKS, STAGES)),
+                (_compute, (q_ptr, out_ptr, sink_ptr, second, second_beside, keys, beside, values, key_full, key_free,
+                            value_full, value_free, start, local, queries, kv_len, kv_head, tiles, scale, 1,
+                            H, GROUP, D, R, DV, BG, BN, SINKS, STAGES)),
+                (_copy, (key_desc, beside_desc, value_desc, keys, beside, values, key_full, key_free, value_full,
+                         value_free, row, place, tiles, R, BN, STAGES)),
             ],
             [4, 1],
             [240, 24],
@@ -181,20 +203,25 @@ def _hopper_kernel(
 
 def attend_hopper(
     q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, arranged: tuple[Tensor, Tensor],
-    gathered: tuple[Tensor, Tensor], stages: int = 2,
+    gathered: Gathered, stages: int = 2,
 ) -> None:  # fmt: skip
-    """q [T, H, D] -> out [T, H * D], for the sequences with several new tokens; arranged for ROWS rows."""
+    """q [T, H, D + R] -> out [T, H, DV], for the sequences with several new tokens; arranged for ROWS rows."""
     at, tiles = arranged
-    keys, values = gathered
-    heads, total, width = keys.shape
-    group = spec.heads // heads
+    dim, rest, wide = gathered.sizes
+    heads, total = gathered.keys.shape[:2]
+    group = q.shape[1] // heads
     packed = pow2(group)
-    shape = [KEYS, width]
-    layout = gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16)
+    keys = 64 if wide > 128 else 128  # of a tile; `gathered.py` aligns sequences to 128
+
+    def tiled(rows: Tensor) -> TensorDescriptor:
+        shape = [keys, rows.shape[-1]]
+        layout = gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16)
+        return TensorDescriptor.from_tensor(rows.view(-1, rows.shape[-1]), shape, layout)
+
+    values = tiled(gathered.values)
     _hopper_kernel[(heads * tiles.shape[0],)](
-        q, TensorDescriptor.from_tensor(keys.view(-1, width), shape, layout),
-        TensorDescriptor.from_tensor(values.view(-1, width), shape, layout), tiles, at,
-        ctx.query_start, ctx.kv_len, spec.sinks, out, total, spec.scale * 1.4426950408889634,
-        H=spec.heads, GROUP=group, D=width, BQ=ROWS // packed, BG=packed, BN=KEYS,
+        q, tiled(gathered.keys), values if gathered.beside is None else tiled(gathered.beside), values, tiles, at,
+        ctx.query_start, ctx.kv_len, spec.sinks, out, total, heads, spec.scale * 1.4426950408889634,
+        H=spec.heads, GROUP=group, D=dim, R=rest, DV=wide, BQ=ROWS // packed, BG=packed, BN=keys,
         SINKS=spec.sinks is not None, STAGES=stages, num_warps=4, maxnreg=168,
     )  # fmt: skip

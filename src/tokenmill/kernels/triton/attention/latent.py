@@ -43,11 +43,12 @@ def _store_kernel(
     stride, key_block, key_row, scale_block, scale_row,
     H: tl.constexpr, L: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr, HEADS: tl.constexpr,
     BL: tl.constexpr, BR: tl.constexpr, BLOCK: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
-    KIND: tl.constexpr, PDL: tl.constexpr,
+    KIND: tl.constexpr, KEY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """KEY: the vector comes behind the queries, as one more head; else there are only queries."""
     begin(PDL)
     token = tl.program_id(0).to(tl.int64)
-    if KIND.PER > 1:
+    if KEY and KIND.PER > 1:
         if tl.program_id(1) == tl.num_programs(1) - 1:  # the key, whose rounding looks at all of it
             one = tl.arange(0, 1)
             d = columns(BLOCK, L + R, KIND.GROUPS)
@@ -61,7 +62,6 @@ def _store_kernel(
                 scale_ptr + slot // SIZE * scale_block + slot % SIZE * scale_row + one,
                 KIND, 1, BLOCK, L + R)  # fmt: skip
             return
-    # The key is one more head behind the queries.
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     low = tl.arange(0, BL)
     r = tl.arange(0, BR)
@@ -74,7 +74,7 @@ def _store_kernel(
         sign = tl.where(r < HALF, -1.0, 1.0)
     wait(PDL)
     source = qkv_ptr + token * stride + head[:, None] * D
-    real = (head <= H)[:, None]
+    real = (head < H + KEY)[:, None]
     plain = tl.load(source + low[None, :], mask=real & (low < L)[None, :], other=0.0)
     x = tl.load(source + L + r[None, :], mask=real & (r < R)[None, :], other=0.0).to(tl.float32)
     if ROPE:
@@ -87,7 +87,7 @@ def _store_kernel(
     query = (head < H)[:, None]
     tl.store(target + low[None, :], plain, mask=query & (low < L)[None, :])
     tl.store(target + L + r[None, :], x.to(q_ptr.dtype.element_ty), mask=query & (r < R)[None, :])
-    if KIND.PER == 1:
+    if KEY and KIND.PER == 1:
         slot = tl.load(slot_ptr + token)
         page = key_ptr + slot // SIZE * key_block + slot % SIZE * key_row + head[:, None] * 0
         key = (head == H)[:, None]
@@ -107,18 +107,32 @@ def serves(spec: AttentionSpec, ctx: ForwardContext) -> bool:
 
 def prepare_latent(qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext, *, pdl: bool) -> Tensor:
     """qkv [T, H * Dk + Dk] -> q [T, H, Dk], rotated where keys are; the vector goes to its slot."""
-    tokens, kv, rope = qkv.shape[0], ctx.kv[spec.layer], spec.rope
-    width, latent = spec.kv.key_dim, spec.kv.value_dim
-    q = torch.empty((tokens, spec.heads, width), dtype=qkv.dtype, device=qkv.device)
-    together = max(1, min(pow2(spec.heads), 4096 // pow2(latent)))
+    return _prepare(qkv, spec.heads, spec.kv.value_dim, True, spec, ctx, pdl)
+
+
+def prepare_apart(q: Tensor, vector: Tensor, spec: AttentionSpec, ctx: ForwardContext, *, pdl: bool) -> Tensor:
+    """q [T, H, D] that are not absorbed, rotated at their end where keys are; the vector [T, Dk] goes to its slot."""
+    _prepare(vector, 0, spec.kv.value_dim, True, spec, ctx, pdl)
+    plain = q.shape[2] - (spec.kv.key_dim - spec.kv.value_dim)
+    return _prepare(q.view(q.shape[0], -1), q.shape[1], plain, False, spec, ctx, pdl)
+
+
+def _prepare(
+    x: Tensor, heads: int, plain: int, key: bool, spec: AttentionSpec, ctx: ForwardContext, pdl: bool
+) -> Tensor:
+    """x [T, heads * D], with a vector behind them if there is a key -> [T, heads, D]; plain: how many numbers of each
+    stay as they are."""
+    tokens, kv, rope, rotates = x.shape[0], ctx.kv[spec.layer], spec.rope, spec.kv.key_dim - spec.kv.value_dim
+    q = torch.empty((tokens, heads, plain + rotates), dtype=x.dtype, device=x.device)
+    together = max(1, min(pow2(max(1, heads)), 4096 // pow2(plain)))
     kind, scales = kinds_of(kv)["K_KIND"], scale_strides(kv)
-    _store_kernel[(tokens, triton.cdiv(spec.heads + 1, together) + (kind.PER > 1))](
-        qkv, q, kv.key, scales_of(kv)[0], ctx.groups[spec.group].slots, ctx.positions,
+    _store_kernel[(tokens, triton.cdiv(heads + key, together) + (key and kind.PER > 1))](
+        x, q, kv.key, scales_of(kv)[0], ctx.groups[spec.group].slots, ctx.positions,
         None if rope is None else rope.cos, None if rope is None else rope.sin,
-        qkv.stride(0), kv.key.stride(0), kv.key.stride(2), scales[0], scales[2],
-        H=spec.heads, L=latent, R=width - latent, SIZE=ctx.block_size, HEADS=together,
-        BL=pow2(latent), BR=pow2(width - latent), BLOCK=pow2(width), ROPE=rope is not None,
-        INTERLEAVED=rope is not None and rope.interleaved, KIND=kind, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        x.stride(0), kv.key.stride(0), kv.key.stride(2), scales[0], scales[2],
+        H=heads, L=plain, R=rotates, SIZE=ctx.block_size, HEADS=together,
+        BL=pow2(plain), BR=pow2(rotates), BLOCK=pow2(plain + rotates), ROPE=rope is not None,
+        INTERLEAVED=rope is not None and rope.interleaved, KIND=kind, KEY=key, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return q
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan
 from tokenmill.kernels.triton.attention.cascade import attend_shared, can_share, common_entries, shared_parts
 from tokenmill.kernels.triton.attention.decode import attend_one, decode_config, early_keys, is_wide
-from tokenmill.kernels.triton.attention.gathered import arrange, attend_long, can_gather
+from tokenmill.kernels.triton.attention.gathered import arrange, attend_long, can_gather, gather
 from tokenmill.kernels.triton.attention.prefill import attend_many
 from tokenmill.kernels.triton.attention.prepare import can_prepare
 from tokenmill.kernels.triton.attention.stored import can_pair
@@ -44,17 +44,25 @@ class Stepping:
         # Some sequences may have one new token; each kernel leaves the other's alone.
         mixed = seqs > 1
         plan = ctx.groups[spec.group]
-        if can_gather(q, spec, plan, ctx.max_query) and not (self.launch.small or self.launch.steady):
-            group = spec.heads // spec.kv.heads  # a drafting head that reads the same tables may have another
-            if self._arranged is None or self._arranged[0] is not plan or self._arranged[1] != group:
-                self._arranged = plan, group, arrange(spec, ctx, q.shape[0])
-            attend_long(q, out, spec, ctx, self._arranged[2], pdl=self.launch.pdl, hopper=self.launch.hopper)
+        if can_gather(q, spec, plan, ctx.max_query, hopper=self.launch.hopper) and not (
+            self.launch.small or self.launch.steady
+        ):
+            arranged = self.arranged(spec, ctx, q.shape[0], spec.heads // spec.kv.heads)
+            gathered = gather(spec, ctx, arranged[0], q.dtype, pdl=self.launch.pdl)
+            attend_long(q, out, spec, ctx, arranged, gathered, pdl=self.launch.pdl, hopper=self.launch.hopper)
         else:
             attend_many(
                 q, out, spec, ctx, pdl=self.launch.pdl, mixed=True, config=(64, 32, 4, 2) if self.launch.small else None
             )
         if mixed:
             attend_one(q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, mixed=True)
+
+    def arranged(self, spec: AttentionSpec, ctx: ForwardContext, tokens: int, group: int) -> tuple[Tensor, Tensor]:
+        """The gathered order of the step; group: query heads that share a key, which layers may differ in."""
+        plan = ctx.groups[spec.group]
+        if self._arranged is None or self._arranged[0] is not plan or self._arranged[1] != group:
+            self._arranged = plan, group, arrange(ctx, tokens, group)
+        return self._arranged[2]
 
     def takes_new_keys(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> bool:
         """Can one launch prepare queries, keys and values, and attend?"""

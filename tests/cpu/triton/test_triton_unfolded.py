@@ -1,0 +1,82 @@
+"""Long prompts of latent attention through keys and values of heads, in the interpreter, against absorbed queries."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from paged_batch import PagedBatch  # noqa: E402
+
+from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, RopeSpec  # noqa: E402
+from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
+from tokenmill.kernels.triton.attention import unfolded  # noqa: E402
+from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+
+REFERENCE = ReferenceKernels()
+STEPS = [[("a", 37), ("b", 5)], [("a", 1), ("b", 40), ("c", 1)], [("c", 70)], [("a", 33), ("b", 18), ("c", 3)]]
+
+
+def latent_spec(heads: int, latent: int, rest: int, *, rotates: bool = True) -> AttentionSpec:
+    angle = torch.arange(256.0)[:, None] * (10.0 ** -torch.linspace(0, 3, rest // 2))
+    rope = RopeSpec(angle.cos(), angle.sin(), rest, interleaved=True, start=latent) if rotates else None
+    return AttentionSpec(
+        layer=0, group=0, heads=heads, kv=KVSpec("latent", 1, latent + rest, latent), scale=0.2, rope=rope
+    )
+
+
+def absorbed(kernels, q, vector, parts, spec, ctx):
+    """What the layer does where nothing is unfolded."""
+    plain = parts[0].shape[2]
+    queries = torch.cat((kernels.product(q[..., :plain], parts[0]), q[..., plain:]), dim=2).flatten(1)
+    mixed = kernels.attend(torch.cat((queries, *vector), dim=1), spec, ctx)
+    return kernels.product(mixed.view(len(q), spec.heads, -1), parts[1])
+
+
+@pytest.mark.parametrize("stored", [None, KVFormat("int8"), KVFormat("float8_e4m3fn"), KVFormat("int4")], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "rotates"),
+    [((32, 16, 16, 32), True), ((24, 32, 16, 16), True), ((32, 16, 16, 16), False), ((32, 24, 8, 32), True)],
+)
+def test_like_absorbed_queries(sizes, rotates, stored, monkeypatch):
+    """sizes: of the latent part, a head's own part of keys, the shared part (in the last case they fill a tile only
+    together), and values. Heads take turns."""
+    latent, plain, rest, wide = sizes
+    torch.manual_seed(latent)
+    monkeypatch.setattr(unfolded, "_ROOM", 4 * 200 * (plain + wide) * 2)
+    spec, kernels = latent_spec(5, latent, rest, rotates=rotates), TritonKernels()
+    parts = torch.randn(5, latent, plain) / latent**0.5, torch.randn(5, wide, latent) / latent**0.5
+    ours, theirs = (PagedBatch((spec.kv,), each, stored=stored) for each in (kernels, REFERENCE))
+    for grants in STEPS:
+        tokens = sum(n for _, n in grants)
+        q = torch.randn(tokens, 5, plain + rest)
+        vector = torch.randn(tokens, latent), torch.randn(tokens, rest)
+        found = kernels.attend_unfolded(q, vector, parts, spec, ours.step(grants))
+        expected = absorbed(REFERENCE, q, vector, parts, spec, theirs.step(grants))
+        assert found is not None and found.shape == (tokens, 5, wide)
+        assert torch.allclose(found, expected, atol=2e-2 if stored else 5e-5), (found - expected).abs().max()
+    assert torch.allclose(
+        ours.kv[0].key.float(), theirs.kv[0].key.float(), atol=1.01 if stored else 1e-5, equal_nan=True
+    )
+    assert kernels.waits == 0 and not any(count["fallbacks"] for count in kernels.counters().values())
+
+
+def test_what_stays_in_the_latent_space():
+    """Short chunks, steps whose bytes must not depend on their size, sizes that fill no tile, the switch."""
+    spec = latent_spec(2, 32, 16)
+    parts = torch.randn(2, 32, 16), torch.randn(2, 16, 32)
+
+    def unfolds(grants, kernels, parts=parts):
+        tokens, plain = sum(n for _, n in grants), parts[0].shape[2]
+        given = torch.randn(tokens, 2, plain + 16), (torch.randn(tokens, 32), torch.randn(tokens, 16))
+        ctx = PagedBatch((spec.kv,), kernels).step(grants)
+        return kernels.attend_unfolded(*given, parts, spec, ctx) is not None
+
+    assert unfolds([("a", 40)], TritonKernels())
+    assert not unfolds([("a", 20), ("b", 20)], TritonKernels())
+    assert not unfolds([("a", 40)], TritonKernels(steady=True))
+    assert not unfolds([("a", 40)], TritonKernels(without=("unfolded",)))
+    assert not unfolds([("a", 40)], TritonKernels(), (torch.randn(2, 32, 8), parts[1]))
+    assert not unfolds([("a", 40)], TritonKernels(), (parts[0], torch.randn(2, 24, 32)))
+    assert not unfolds([("a", 40)], REFERENCE)
