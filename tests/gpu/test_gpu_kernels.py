@@ -98,6 +98,7 @@ SPECS = {
     "chunks": {"heads": 8, "kv_heads": 2, "dim": 128, "window": -192},
     "sinks everywhere": {"heads": 16, "kv_heads": 2, "dim": 64, "sinks": True},
     "softcap": {"heads": 12, "kv_heads": 4, "dim": 128, "softcap": 30.0},
+    "heads of 256": {"heads": 16, "kv_heads": 2, "dim": 256},
 }
 STEPS = [
     [("a", 700), ("b", 37), ("c", 300)],
@@ -148,7 +149,7 @@ WIDTHS = {"heads of 96": {"heads": 8, "kv_heads": 1, "dim": 96}, "heads of 40": 
 
 
 @pytest.mark.parametrize("form", NARROW)
-@pytest.mark.parametrize("name", ["llama", "wide window", "sinks everywhere", "softcap", "alibi", "chunks", *WIDTHS])
+@pytest.mark.parametrize("name", ["llama", "wide window", "sinks everywhere", "softcap", "alibi", "chunks", "heads of 256", *WIDTHS])
 def test_narrow_pages(name, form):
     """Stored as the reference stores, but for what rounds apart; and read as the reference reads the same pages."""
     options, stored = dict({**SPECS, **WIDTHS}[name]), NARROW[form]

@@ -117,7 +117,7 @@ def test_attention_to_chosen_keys(heads, top):
 
 
 @pytest.mark.parametrize("stored", [None, KVFormat("float8_e4m3fn")], ids=str)
-@pytest.mark.parametrize("sizes", [(512, 128, 64, 128), (512, 64, 64, 128), (256, 64, 32, 64), (512, 128, 16, 64)])
+@pytest.mark.parametrize("sizes", [(512, 128, 64, 128), (512, 64, 64, 128), (256, 64, 32, 64), (512, 192, 64, 256)])
 def test_long_prompts_through_keys_and_values_of_heads(sizes, stored, monkeypatch):
     """sizes: of the latent part, a head's own part of keys, the shared part, and values. Heads take turns."""
     from tokenmill.kernels.triton import TritonKernels

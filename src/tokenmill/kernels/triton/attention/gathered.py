@@ -240,7 +240,7 @@ def gather(spec: AttentionSpec, ctx: ForwardContext, at: Tensor, dtype: torch.dt
         plan.tables.shape[0], plan.tables.stride(0), total,
         *kv.key.stride()[:3], *kv.value.stride()[:3], *scale_strides(kv),
         D=width, SIZE=ctx.block_size, ALIGN=ALIGN, **kinds_of(kv), PDL=pdl,
-        num_warps=4, launch_pdl=pdl,
+        num_warps=8 if width > 128 else 4, launch_pdl=pdl,
     )  # fmt: skip
     return Gathered(keys, values)
 
