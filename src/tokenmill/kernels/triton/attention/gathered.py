@@ -27,13 +27,15 @@ LEAST = 32 if INTERPRETED else 256
 """New tokens of one sequence from which gathering pays."""
 MOST = 1 << 16
 """Keys that are gathered at one time: 268 MB for 8 heads of 128 in 16 bits."""
+_WIDE = 1 << 26
+"""Pairs of a head's query and a key from which gathering heads of more than 128 pays."""
 _ROOM = 1 << 28
 """Numbers that are gathered at one time."""
 
 
 def can_gather(q: Tensor, spec: AttentionSpec, plan: GroupPlan, longest: int, *, hopper: bool) -> bool:
     """Long chunks over whole tables of moderate size, heads that fill a tile; hopper: the device is one."""
-    width = spec.kv.key_dim
+    width, pairs = spec.kv.key_dim, longest * plan.reach * spec.heads
     return (
         longest >= LEAST
         and 0 < plan.reach <= min(MOST, _ROOM // (2 * spec.kv.heads * width)) - ALIGN * plan.tables.shape[0]
@@ -41,7 +43,7 @@ def can_gather(q: Tensor, spec: AttentionSpec, plan: GroupPlan, longest: int, *,
         and not spec.window
         and spec.alibi is None
         and width == spec.kv.value_dim == pow2(width)
-        and (16 <= width <= 128 or (hopper and not spec.softcap and served(width, 0, width)))
+        and (16 <= width <= 128 or (hopper and not spec.softcap and served(width, 0, width) and pairs > _WIDE))
         and (INTERPRETED or q.dtype in (torch.bfloat16, torch.float16))
     )
 

@@ -31,6 +31,8 @@ from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait
 
 _MOST = 1 << 18
 """Vectors that are gathered at one time."""
+_WORK = 0 if INTERPRETED else 1 << 25
+"""Pairs of a head's query and a key from which a few launches more pay."""
 _ROOM = 1 << 28
 """Bytes of keys and values at one time: with more, heads take turns."""
 
@@ -43,6 +45,7 @@ def can_unfold(
     plan = ctx.groups[spec.group]
     return (
         ctx.max_query >= LEAST
+        and ctx.max_query * plan.reach * spec.heads >= _WORK
         and 0 < plan.reach <= _MOST - ALIGN * plan.tables.shape[0]
         and plan.paths is None
         and _fills(*_sizes(parts[0].shape[2], spec.kv.key_dim - spec.kv.value_dim), parts[1].shape[1], hopper=hopper)
