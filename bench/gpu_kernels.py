@@ -21,7 +21,8 @@ import torch
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan, KVSpec, KVView, NormSpec, RopeSpec
 from tokenmill.kernels.triton.attention import decode
 from tokenmill.kernels.triton.attention.decode import attend_one
-from tokenmill.kernels.triton.attention.gathered import MOST, arrange, attend_gathered, attend_long, gather
+from tokenmill.kernels.triton.attention.gathered import arrange, attend_gathered, gather
+from tokenmill.kernels.triton.attention.long import MOST, attend_long
 from tokenmill.kernels.triton.attention.prefill import attend_many
 from tokenmill.kernels.triton.common import Scratch
 from tokenmill.kernels.triton.kernels import TritonKernels

@@ -334,8 +334,7 @@ class Kernels(RoundsLines, Protocol):
         ...
 
     def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None = None) -> Tensor:
-        """Attention to the paged K/V as stored, causal by position -> [T, H * Dv]. keys [T, K]: the only positions that
-        each token sees, as `choose_keys` gives them.
+        """Attention to the paged K/V as stored, causal by position -> [T, H * Dv]; keys: see `choose_keys`.
 
         x [T, H*Dk + Hkv*Dk + Hkv*Dv]: queries and keys are normed and rotated first, and k and v are written to their
         slots. Latent: x [T, H*Dk + Dk] (queries already absorbed; then latent | rope key); the last `rope.dim` entries
@@ -351,7 +350,7 @@ class Kernels(RoundsLines, Protocol):
         ...
 
     def choose_keys(self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext) -> Tensor:
-        """Which keys each token sees, by an index that has pages of its own. x [T, H*D + D]: its queries and key, which
+        """The only keys that each token sees, by an index that has pages of its own. x [T, H*D + D]: its queries and key, which
         are prepared and stored as latent attention's. The score of a key is the sum over heads h of
         gains[t, h] * relu(scale * q[t, h] . key), in float32. -> positions [T, K] int64 of the `top` best keys up to
         the token's own, ascending, with -1 behind the last; of keys with equal scores the first."""

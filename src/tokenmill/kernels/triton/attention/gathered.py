@@ -23,29 +23,6 @@ from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait
 
 ALIGN = 16 if INTERPRETED else 128
 """Sequences begin at multiples of this in the row, so that a tile of keys belongs to one of them."""
-LEAST = 32 if INTERPRETED else 256
-"""New tokens of one sequence from which gathering pays."""
-MOST = 1 << 16
-"""Keys that are gathered at one time: 268 MB for 8 heads of 128 in 16 bits."""
-_WIDE = 1 << 26
-"""Pairs of a head's query and a key from which gathering heads of more than 128 pays."""
-_ROOM = 1 << 28
-"""Numbers that are gathered at one time."""
-
-
-def can_gather(q: Tensor, spec: AttentionSpec, plan: GroupPlan, longest: int, *, hopper: bool) -> bool:
-    """Long chunks over whole tables of moderate size, heads that fill a tile; hopper: the device is one."""
-    width, pairs = spec.kv.key_dim, longest * plan.reach * spec.heads
-    return (
-        longest >= LEAST
-        and 0 < plan.reach <= min(MOST, _ROOM // (2 * spec.kv.heads * width)) - ALIGN * plan.tables.shape[0]
-        and plan.first is None
-        and not spec.window
-        and spec.alibi is None
-        and width == spec.kv.value_dim == pow2(width)
-        and (16 <= width <= 128 or (hopper and not spec.softcap and served(width, 0, width) and pairs > _WIDE))
-        and (INTERPRETED or q.dtype in (torch.bfloat16, torch.float16))
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,31 +234,11 @@ def arrange(ctx: ForwardContext, tokens: int, group: int, rows: int = CONFIG[0])
     return places(ctx), owners(ctx, tokens, max(1, rows // pow2(group)))
 
 
-def attend_long(
-    q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, arranged: tuple[Tensor, Tensor],
-    gathered: Gathered, *, pdl: bool, hopper: bool,
-) -> None:  # fmt: skip
-    """q [T, H, D + R] -> out [T, H, DV], for the sequences with several new tokens; hopper: the device is one. Both may
-    be some of the heads of a token: those whose keys were gathered."""
-    if hopper and not spec.softcap and served(*gathered.sizes):
-        from tokenmill.kernels.triton.attention.hopper import attend_hopper  # the interpreter cannot load it
-
-        attend_hopper(q, out, spec, ctx, arranged, gathered)
-    else:
-        attend_gathered(q, out, spec, ctx, arranged, gathered, pdl=pdl)
-
-
-def served(dim: int, beside: int, values: int) -> bool:
-    """Has hopper.py tiles for keys and values of these sizes?"""
-    wide = dim == values == 256 and not beside
-    return wide or (dim in (64, 128) and values in (64, 128) and beside in (0, 16, 32, 64))
-
-
 def attend_gathered(
     q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, arranged: tuple[Tensor, Tensor],
     gathered: Gathered, *, pdl: bool, config: tuple[int, int, int, int] | None = None,
 ) -> None:  # fmt: skip
-    """The same by Triton's own pipeline."""
+    """q [T, H, D + R] -> out [T, H, DV], for the sequences with several new tokens, by Triton's own pipeline."""
     at, tiles = arranged
     dim, rest, wide = gathered.sizes
     heads, total = gathered.keys.shape[:2]

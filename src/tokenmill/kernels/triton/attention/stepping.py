@@ -9,7 +9,8 @@ from torch import Tensor
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan
 from tokenmill.kernels.triton.attention.cascade import attend_shared, can_share, common_entries, shared_parts
 from tokenmill.kernels.triton.attention.decode import attend_one, decode_config, early_keys, is_wide
-from tokenmill.kernels.triton.attention.gathered import arrange, attend_long, can_gather, gather
+from tokenmill.kernels.triton.attention.gathered import arrange, gather
+from tokenmill.kernels.triton.attention.long import attend_long, can_gather
 from tokenmill.kernels.triton.attention.prefill import attend_many
 from tokenmill.kernels.triton.attention.prepare import can_prepare
 from tokenmill.kernels.triton.attention.stored import can_pair

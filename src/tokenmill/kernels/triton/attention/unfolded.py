@@ -16,16 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.compute.forward import AttentionSpec, ForwardContext
-from tokenmill.kernels.triton.attention.gathered import (
-    ALIGN,
-    LEAST,
-    Gathered,
-    attend_long,
-    numbers,
-    owner,
-    places_of,
-    served,
-)
+from tokenmill.kernels.triton.attention.gathered import ALIGN, Gathered, numbers, owner, places_of
+from tokenmill.kernels.triton.attention.long import LEAST, attend_long, served
 from tokenmill.kernels.triton.attention.stored import kinds_of, scale_strides, scales_of
 from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait
 
