@@ -149,7 +149,9 @@ WIDTHS = {"heads of 96": {"heads": 8, "kv_heads": 1, "dim": 96}, "heads of 40": 
 
 
 @pytest.mark.parametrize("form", NARROW)
-@pytest.mark.parametrize("name", ["llama", "wide window", "sinks everywhere", "softcap", "alibi", "chunks", "heads of 256", *WIDTHS])
+@pytest.mark.parametrize(
+    "name", ["llama", "wide window", "sinks everywhere", "softcap", "alibi", "chunks", "heads of 256", *WIDTHS]
+)
 def test_narrow_pages(name, form):
     """Stored as the reference stores, but for what rounds apart; and read as the reference reads the same pages."""
     options, stored = dict({**SPECS, **WIDTHS}[name]), NARROW[form]

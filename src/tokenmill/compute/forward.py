@@ -338,28 +338,27 @@ class Kernels(RoundsLines, Protocol):
 
         x [T, H*Dk + Hkv*Dk + Hkv*Dv]: queries and keys are normed and rotated first, and k and v are written to their
         slots. Latent: x [T, H*Dk + Dk] (queries already absorbed; then latent | rope key); the last `rope.dim` entries
-        of each query head and of the key are rotated (RopeSpec.start). x [T, H, Dk]: finished queries, which attend to
-        what another layer has stored."""
+        of each query head and of the key are rotated (RopeSpec.start). x [T, H, Dk]: finished queries, to what another
+        layer stored."""
         ...
 
     def attend_unfolded(
         self, q: Tensor, vector: Sequence[Tensor], parts: Sequence[Tensor], spec: AttentionSpec, ctx: ForwardContext
     ) -> Tensor | None:
-        """Latent attention from q [T, H, D + R] not absorbed, the vector's parts [T, L] and [T, R], and what absorbs,
-        [H, L, D] and [H, DV, L] -> [T, H, DV]; None: `attend` is as fast."""
+        """Latent attention of q [T, H, D + R] as they are: vectors' parts [T, L] and [T, R], what absorbs [H, L, D] and
+        [H, DV, L] -> [T, H, DV]; None: `attend` is as fast."""
         ...
 
     def choose_keys(self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext) -> Tensor:
-        """The only keys that each token sees, by an index that has pages of its own. x [T, H*D + D]: its queries and key, which
-        are prepared and stored as latent attention's. The score of a key is the sum over heads h of
-        gains[t, h] * relu(scale * q[t, h] . key), in float32. -> positions [T, K] int64 of the `top` best keys up to
-        the token's own, ascending, with -1 behind the last; of keys with equal scores the first."""
+        """The only keys that each token sees, by an index with pages of its own. x [T, H*D + D]: its queries and key,
+        prepared and stored as latent attention's. The score of a key is the sum over heads h of
+        gains[t, h] * relu(scale * q[t, h] . key), in float32. -> positions [T, K] int64 of the `top` best up to the
+        token's own, ascending, -1 behind the last; of equals the first."""
         ...
 
     def recur_(self, inputs: Sequence[Tensor], spec: Recurrence, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """What a recurrent layer computes from its inputs and the states of the step's rows (kernels/states.py has the
-        formulas). Rows at position 0 begin with zeros. States are float32, except those of convolutions, which have x's
-        type:
+        """What a recurrent layer computes from its inputs and the states of the step's rows (see kernels/states.py).
+        Rows at position 0 begin with zeros. States are float32, but those of convolutions, which have x's type:
 
             ConvSpec   x [T, C]                                          state [R + 1, K - 1, C]       -> [T, C]
             DeltaSpec  mixed [T, (q | k | v)], gates [T, (beta | pace)]  state [R + 1, Hv, Dk, Dv]     -> [T, Hv, Dv]

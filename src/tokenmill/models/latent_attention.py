@@ -88,14 +88,14 @@ class LatentAttention(Projected):
         kv = self.kv_a.matmul(h, ctx)
         vector = kernels.norm(kv[:, : self.latent], self.kv_norm), kv[:, self.latent :]
         keys = None if self.index is None else self.index.choose(h, low, self.q_norm, ctx)
+        values = None
         if keys is None and not self._adapted(ctx):
             values = kernels.attend_unfolded(q, vector, self.forms.parts, self.spec, ctx)
-            if values is not None:
-                return values.view(tokens, -1)
-        absorbed = self._product(q[..., : self.nope], 0, ctx)
-        queries = torch.cat((absorbed, q[..., self.nope :]), dim=-1).view(tokens, -1)
-        mixed = kernels.attend(torch.cat((queries, *vector), dim=-1), self.spec, ctx, keys)
-        values = self._product(mixed.view(tokens, heads, self.latent), 1, ctx)
+        if values is None:
+            absorbed = self._product(q[..., : self.nope], 0, ctx)
+            queries = torch.cat((absorbed, q[..., self.nope :]), dim=-1).view(tokens, -1)
+            mixed = kernels.attend(torch.cat((queries, *vector), dim=-1), self.spec, ctx, keys)
+            values = self._product(mixed.view(tokens, heads, self.latent), 1, ctx)
         values = values.view(tokens, -1)
         return values if self.gate is None else gated(values, self.gate.matmul(h, ctx), ctx)
 

@@ -1,5 +1,5 @@
-"""Long chunks: when their keys are gathered, and which kernel reads them. Owns: the bounds, and the choice. Must not know:
-how keys are gathered.
+"""Long chunks. Owns: which ones have their keys gathered, and which kernel reads these. Must not know: how keys are
+gathered.
 """
 
 from __future__ import annotations
