@@ -41,6 +41,7 @@ DIFFERENCES = """| | Ampere | Ada | Hopper | Blackwell |
 | fp8 weights | plain torch, at every call, counted | packed | packed | packed |
 | products of more than 64 rows | cuBLAS | cuBLAS | own (`wide`) or cuBLAS | cuBLAS |
 | attention of long prompts | `gathered` | `prefill` | `hopper` or `gathered` | `gathered` |
+| latent attention of long prompts | `unfolded` | `latent` | `unfolded` | `unfolded` |
 | a shared prefix read once | yes | no | yes | yes |
 | ways of products | by rule | by rule | measured, or the nearest measured | by rule |
 | measured | no | no | yes | no |

@@ -351,6 +351,7 @@ class TritonKernels(ProductKernels):
         self._stepping.attend(q, out, spec, ctx)
         return out
 
+    @else_reference
     def attend_unfolded(
         self, q: Tensor, vector: Sequence[Tensor], parts: Sequence[Tensor], spec: AttentionSpec, ctx: ForwardContext
     ) -> Tensor | None:
