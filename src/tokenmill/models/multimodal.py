@@ -44,6 +44,8 @@ TEXTS: dict[str, Text] = {
     "qwen3": Text("Qwen3ForCausalLM", _sizes(151936, 4096, 22016, 32, 32)),
     "qwen3_moe": Text("Qwen3MoeForCausalLM", _sizes(
         151936, 2048, 6144, 24, 32, moe_intermediate_size=768, num_experts=128)),
+    "phi4_multimodal": Text("Phi3ForCausalLM", _sizes(
+        200064, 3072, 8192, 32, 32, num_key_value_heads=8, max_position_embeddings=131072)),
     "gpt_oss": Text("GptOssForCausalLM", _sizes(201088, 2880, 2880, 36, 64, num_local_experts=128)),
     "lfm2": Text("Lfm2ForCausalLM", _sizes(65536, 2560, 12288, 32, 32)),
     # Around these two, Transformers 5 leaves the factor on logits out; version 4 and vLLM do not.
@@ -121,6 +123,10 @@ OUTERS: dict[str, Outer] = {
     "Qwen3VLMoeForConditionalGeneration": Outer("qwen3_vl_moe", "qwen3_vl_moe_text"),
     "Qwen3_5ForConditionalGeneration": Outer("qwen3_5", "qwen3_5_text"),
     "Qwen3_5MoeForConditionalGeneration": Outer("qwen3_5_moe", "qwen3_5_moe_text"),
+    # The published file names a class of its own code. What adapts it to pictures and sound is left out.
+    "Phi4MultimodalForCausalLM": Outer("phi4_multimodal", "phi4_multimodal", flat=True),
+    "Phi4MMForCausalLM": Outer("phi4mm", "phi4_multimodal", (
+        "audio_processor", "embd_layer", "img_processor", "speech_lora", "vision_lora"), flat=True),
     "Gemma3ForConditionalGeneration": Outer("gemma3", "gemma3_text", ("mm_tokens_per_image",)),
     "Gemma3nForConditionalGeneration": Outer("gemma3n", "gemma3n_text", (
         "audio_soft_tokens_per_image", "vision_soft_tokens_per_image")),

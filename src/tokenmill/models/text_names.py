@@ -22,15 +22,17 @@ _PREFIXES = (
 _ELSEWHERE = re.compile(
     r"(model\.|thinker\.)?(talker|token2wav|code2wav|visual|visual_embeddings_table|vision_tower|vision_model|"
     r"vision_encoder|vision_embedder|vision_projection|vision_projector|image_tower|image_newline|video_tower|embed_vision|"
-    r"audio_tower|audio_model|audio_embedder|embed_audio|encoder|multi_modal_projector|mm_projector|projector|connector|"
+    r"audio_tower|audio_model|audio_embedder|embed_audio|embed_tokens_extend|encoder|multi_modal_projector|mm_projector|projector|connector|"
     r"aligner|merger)(\.|$)"
 )
 """Tensors of the other parts."""
+_ADAPTED = re.compile(r"\.lora_[AB]\.(vision|speech)\.weight$")
+"""What Phi-4 adds to its text part for pictures and sound; it stores the matrices below ".base_layer"."""
 
 
 def is_apart(name: str) -> bool:
     """Does this name of a tensor or module belong to the other parts?"""
-    return _ELSEWHERE.match(name) is not None
+    return _ELSEWHERE.match(name) is not None or _ADAPTED.search(name) is not None
 
 
 def text_names(stored: Iterable[str]) -> tuple[dict[str, str], list[str]]:
@@ -42,7 +44,7 @@ def text_names(stored: Iterable[str]) -> tuple[dict[str, str], list[str]]:
             apart.append(name)
             continue
         prefix = next((pair for pair in _PREFIXES if name.startswith(pair[0])), ("", ""))
-        ours = prefix[1] + name.removeprefix(prefix[0])
+        ours = prefix[1] + name.removeprefix(prefix[0]).replace(".base_layer.", ".")
         if ours in found:
             raise ModelError(f"Tensors {found[ours]!r} and {name!r} both are {ours!r} of the text part.")
         found[ours] = name

@@ -55,7 +55,7 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
         return _plain_positions(config)
     outer, inner = OUTERS[name], config.get("text_config")
     if inner is None and outer.flat:
-        inner = {key: value for key, value in config.items() if key not in OUTER_KEYS}
+        inner = {key: value for key, value in config.items() if key not in (*OUTER_KEYS, *outer.own)}
     if not isinstance(inner, Mapping):
         raise ModelError(f"config.json: {name} needs an object 'text_config', not {shown(inner)}.")
     inner = {**outer.absent, **inner}

@@ -111,6 +111,27 @@ def test_flat_configs_of_older_files(tmp_path: Path) -> None:
     assert torch.equal(logits(config, tensors), logits(flat, older))
 
 
+def test_phi_4_as_its_files_are(tmp_path: Path) -> None:
+    """Matrices lie below what adapts them to pictures and sound, which text does not pass through."""
+    _, config, tensors = make("phi4", tmp_path)
+    named = {}
+    for name, value in tensors.items():
+        module = name.removesuffix(".weight")
+        adapted = name.startswith("model.layers.") and module.endswith("_proj")
+        named[f"{module}.base_layer.weight" if adapted else name] = value
+        for part in ("vision", "speech") if adapted else ():
+            named[f"{module}.lora_A.{part}.weight"] = torch.ones(2, value.shape[1])
+            named[f"{module}.lora_B.{part}.weight"] = torch.ones(value.shape[0], 2)
+    said = {key: value for key, value in config.items() if key not in ("vision_config", "audio_config")}
+    lora = {"dp": 0.01, "layer": "((layers.*self_attn.(qkv|o)_proj))", "lora_alpha": 512, "r": 256}
+    said |= {"architectures": ["Phi4MMForCausalLM"], "model_type": "phi4mm", "auto_map": {}, "audio_processor": {},
+             "embd_layer": {"embedding_cls": "image_audio"}, "img_processor": None, "speech_lora": lora,
+             "vision_lora": lora, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False,
+             "attention_bias": False}  # fmt: skip
+    assert len(named) > len(tensors) + 10
+    assert torch.equal(logits(said, named), logits(config, tensors))
+
+
 def int8_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Codes of 8 bits from 0 on, and a scale for each row."""
     scales = matrix.abs().amax(1, keepdim=True) / 255

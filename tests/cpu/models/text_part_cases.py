@@ -55,6 +55,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any
         "attention_k_eq_v": True, "num_global_key_value_heads": 1}, {
             "patch_size": 2, "pooling_kernel_size": 1, "mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 32},
         {}),
+    "phi4": ("Phi4Multimodal", {**BASE, "pad_token_id": 0, "original_max_position_embeddings": 64, "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "short_factor": [1.0, 1.1, 1.3],
+        "long_factor": [1.5, 2.5, 6.0]}}, {**SMALL_EYE, "crop_size": 4}, {
+            "tie_word_embeddings": True, "audio_config": {
+                "hidden_size": 16, "intermediate_size": 16, "num_blocks": 1, "num_attention_heads": 2, "input_size": 8,
+                "ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 8}}),
     "mistral3": ("Mistral3", {**BASE, "model_type": "mistral", "head_dim": 16, "sliding_window": None}, PIXTRAL,
         {**IMAGE, "tie_word_embeddings": False}),
     "ministral3": ("Mistral3", {**BASE, "model_type": "ministral3", "head_dim": 8, "rope_parameters": MINISTRAL3},
@@ -147,9 +153,12 @@ def make(name: str, folder: Path, **more: Any) -> tuple[Any, dict[str, Any], dic
     part."""
     kind, text, vision, outside = CASES[name]
     sees = {} if vision is None else {"vision_config": vision}
-    config = getattr(hf, f"{kind}Config")(text_config={**text, **more}, **sees, **outside)
+    flat = kind == "Phi4Multimodal"
+    words = {**text, **more} if flat else {"text_config": {**text, **more}}
+    config = getattr(hf, f"{kind}Config")(**words, **sees, **outside)
     torch.manual_seed(0)
-    model = getattr(hf, f"{kind}ForConditionalGeneration")._from_config(config, attn_implementation="eager").eval()
+    task = "CausalLM" if flat else "ConditionalGeneration"
+    model = getattr(hf, f"{kind}For{task}")._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
