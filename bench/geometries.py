@@ -176,11 +176,11 @@ FAMILIES: dict[str, Config] = {
         "gpt_bigcode", "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid",
         "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3",
         "iquestcoder", "jais2", "jamba", "kimi_linear", "kolibri1", "laguna", "lfm2", "lfm2_moe", "lfm3",
-        "llama4_text", "mamba", "mamba2", "mellum", "mimo_v2_flash", "minicpm3", "minimax", "minimax_m2",
-        "ministral", "ministral3", "mpt", "nanochat", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid",
-        "olmoe",
-        "persimmon", "phi", "phimoe", "qwen2_moe", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "seed_oss",
-        "smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma", "xglm", "youtu",
+        "llama4_text", "longcat_flash", "mamba", "mamba2", "mellum", "mimo_v2_flash", "minicpm3", "minimax",
+        "minimax_m2", "ministral", "ministral3", "mpt", "nanochat", "nemotron", "nemotron_h", "olmo", "olmo2",
+        "olmo3", "olmo_hybrid", "olmoe", "persimmon", "phi", "phimoe", "qwen2_moe", "qwen3_5_text", "qwen3_next",
+        "recurrent_gemma", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma", "xglm",
+        "youtu",
     )
 } | {
     "deepseek_v32": {"index_topk": 512}, "glm_moe_dsa": {"index_topk": 512},  # less than the longest context here

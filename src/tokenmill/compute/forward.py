@@ -310,8 +310,7 @@ class Kernels(RoundsLines, Protocol):
 
     def adapt(self, x: Tensor, site: AdapterSite, slots: Tensor) -> Tensor | None:
         """down @ x of each token's adapter, for x [T, in] -> [T, lanes] float32; None: the product or `add_delta` will
-        compute it. slots [T]: each token's adapter. Lanes behind an adapter's own are
-        undefined. x [T] int64 are ids of an embedding table; they select rows of `down`."""
+        compute it. slots [T]: each token's adapter. Lanes behind its own are undefined. x [T] int64: rows of `down`."""
         ...
 
     def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
@@ -319,8 +318,7 @@ class Kernels(RoundsLines, Protocol):
         ...
 
     def activate(self, x: Tensor, act: Act | GateAct, gate: Tensor | None = None) -> Tensor:
-        """act(x) [T, D], or [T, D / 2] for the kinds whose x contains a gate. With a gate [T, D]: act(gate) x, where
-        act is a GateAct."""
+        """act(x) [T, D], or [T, D / 2] for the kinds whose x contains a gate. With a gate [T, D]: act(gate) x."""
         ...
 
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:

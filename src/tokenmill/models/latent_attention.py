@@ -39,10 +39,12 @@ class LatentAttention(Projected):
         rotates: bool = True,
         gate: str = "",
         output: str = "o_proj",
+        scaled: bool = False,
     ) -> None:
         """index: makes what chooses the keys that a token sees; without one it sees all. rotates: False: the part of
         keys that others rotate is there, and stays as it is. gate: the product whose sigmoids multiply the heads'
-        results."""
+        results. scaled: what is made from a small vector is multiplied as if it were made from one of the model's
+        width."""
         heads, bias = c.need("num_attention_heads", int), c.get("attention_bias", bool, False)
         self.nope, self.rotated = c.need("qk_nope_head_dim", int), c.need("qk_rope_head_dim", int)
         self.latent, self.value = c.need("kv_lora_rank", int), c.need("v_head_dim", int)
@@ -72,9 +74,10 @@ class LatentAttention(Projected):
             group=group,
             heads=self.forms.parts[0].shape[0],
             kv=kv,
-            scale=(self.nope + self.rotated) ** -0.5 * attention_gain(settings),
+            scale=(self.nope + self.rotated) ** -0.5 * attention_gain(settings) * _widened(hidden, q_rank, scaled),
             rope=make_rope(b, settings, interleaved=_interleaved(c), start=self.latent) if rotates else None,
         )
+        self.wider = _widened(hidden, self.latent, scaled)
         self.temper = _temper(c, b, self.spec.heads * (self.nope + self.rotated)) if tempered else None
         self.index = None if index is None else index(b, settings)
 
@@ -86,7 +89,8 @@ class LatentAttention(Projected):
         q = self.q_b.matmul(low, ctx, norm=self.q_norm)
         q = (q if self.temper is None else self.temper(q, ctx)).view(tokens, heads, -1)
         kv = self.kv_a.matmul(h, ctx)
-        vector = kernels.norm(kv[:, : self.latent], self.kv_norm), kv[:, self.latent :]
+        latent = kernels.norm(kv[:, : self.latent], self.kv_norm)
+        vector = latent if self.wider == 1.0 else latent * self.wider, kv[:, self.latent :]
         keys = None if self.index is None else self.index.choose(h, low, self.q_norm, ctx)
         values = None
         if keys is None and not self._adapted(ctx):
@@ -122,6 +126,10 @@ class LatentAttention(Projected):
             if len(at):
                 y = y.index_copy(0, at, ctx.kernels.product(x[at], forms.parts[part]))
         return y
+
+
+def _widened(hidden: int, width: int, scaled: bool) -> float:
+    return (hidden / width) ** 0.5 if scaled and width else 1.0
 
 
 def _temper(c: ModelConfig, b: Build, width: int) -> Touch:

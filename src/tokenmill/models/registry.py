@@ -33,6 +33,7 @@ log = logging.getLogger("tokenmill.models")
 
 _FAMILIES = {
     "AXK1ForCausalLM": "deepseek_v2",
+    "LongcatFlashForCausalLM": "longcat_flash",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v2",
     "DeepseekV32ForCausalLM": "deepseek_v2",

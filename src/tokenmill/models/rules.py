@@ -441,7 +441,13 @@ def check_latent_sizes(c: ModelConfig, nope: int, rotated: int) -> None:
     """Other names of sizes must agree with them. Where the rotated size has another one, Transformers rotates by that;
     in the other families files have leftovers under it."""
     names = {"qk_head_dim": nope + rotated, "q_head_dim": nope + rotated}
-    if c.architecture in ("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM", "AXK1ForCausalLM"):
+    if c.architecture in (
+        "DeepseekV3ForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+        "YoutuForCausalLM",
+        "AXK1ForCausalLM",
+        "LongcatFlashForCausalLM",
+    ):
         names["head_dim"] = rotated
     for name, size in names.items():
         if c.has(name) and c.data[name] != size:

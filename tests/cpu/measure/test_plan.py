@@ -39,6 +39,7 @@ ACTS = {"GPT2LMHeadModel": "gelu", "BloomForCausalLM": "gelu", "FalconForCausalL
 STATES = {
     "RecurrentGemmaForCausalLM": {"block_types": ["recurrent", "attention"]},
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 1},
+    "LongcatFlashForCausalLM": {"num_hidden_layers": 4, "head_dim": 8, "num_key_value_heads": 4},
     "Mamba2ForCausalLM": {"num_heads": 2, "n_groups": 1},
     "NemotronHForCausalLM": {"hybrid_override_pattern": "M*", "mamba_num_heads": 2, "mamba_head_dim": 64,
                              "n_groups": 1},

@@ -356,6 +356,14 @@ def families() -> dict[str, list[Case]]:
             {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}},
             {**DEEP, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "rope_interleave": False, **BIASED},
             {"norm_topk_prob": False, "n_group": 1, "topk_group": 1, "n_shared_experts": 2, **TIED}),
+        "longcat_flash": several(
+            hf.LongcatFlashConfig,
+            {**{k: v for k, v in {**BASE, **LATENT}.items() if k not in ("num_hidden_layers", "intermediate_size")},
+             "num_layers": 2, "ffn_hidden_size": 48, "expert_ffn_hidden_size": 20, "moe_topk": 3, "q_lora_rank": 20,
+             "n_routed_experts": 4, "zero_expert_num": 3, "head_dim": 6},
+            {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}},
+            {"zero_expert_num": 0, "moe_topk": 2, **BIASED, "num_layers": 1},
+            {"routed_scaling_factor": 1.7, "zero_expert_num": 6, "moe_topk": 5, **TIED}),
         "mistral4": several(
             hf.Mistral4Config, {**BASE, **LATENT, **GROUPED},
             {"rope_parameters": {**MINISTRAL3, "partial_rotary_factor": 6 / 14, "mscale_all_dim": 0.9}},
@@ -468,7 +476,7 @@ ALL = {f"{name}-{i}": case for name, cases in FAMILIES.items() for i, case in en
 
 
 FILES = {"mistral4": "Mistral4ForCausalLM", "sarvam_mla": "SarvamMLAForCausalLM", "youtu": "YoutuForCausalLM",
-         "minicpm3": "MiniCPM3ForCausalLM", "axk1": "AXK1ForCausalLM",
+         "minicpm3": "MiniCPM3ForCausalLM", "axk1": "AXK1ForCausalLM", "longcat_flash": "LongcatFlashForCausalLM",
          "deepseek_v3": "DeepseekV3ForCausalLM", "deepseek_v32": "DeepseekV32ForCausalLM",
          "glm_moe_dsa": "GlmMoeDsaForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
          "gemma3n": "Gemma3nForCausalLM", "gemma4": "Gemma4ForCausalLM",

@@ -359,6 +359,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
                                                  "partial_rotary_factor": 0.5},
                               "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0,
                                                     "partial_rotary_factor": 1.0}}},
+    "LongcatFlashForCausalLM": {"attention_bias": False, "attention_method": "MLA", "auto_map": {},
+                                "expert_ffn_hidden_size": 2048, "ffn_hidden_size": 12288, "kv_lora_rank": 512,
+                                "mla_scale_kv_lora": True, "mla_scale_q_lora": True, "moe_topk": 12,
+                                "n_routed_experts": 512, "num_layers": 28, "q_lora_rank": 1536,
+                                "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_theta": 10000000.0,
+                                "routed_scaling_factor": 6.0, "router_bias": False, "v_head_dim": 128,
+                                "zero_expert_num": 256, "zero_expert_type": "identity"},
     "MellumForCausalLM": {"head_dim": 128, "layer_types": ["sliding_attention", "full_attention"],
                           "mlp_layer_types": ["sparse"] * 2, "moe_intermediate_size": 896, "norm_topk_prob": True,
                           "num_experts": 64, "sliding_window": 1024, "rope_parameters": {

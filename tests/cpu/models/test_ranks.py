@@ -35,7 +35,7 @@ NATIVE = pytest.importorskip("tokenmill.kernels.cpu", reason="the native kernels
     ("name", "ranks"),
     [("qwen2", 2), ("qwen2", 4), ("qwen3-moe", 2), ("mixtral", 4), ("phi3", 2), ("gpt2", 2), ("bloom", 2), ("opt", 4),
      ("falcon-7b", 2), ("falcon-40b", 4), ("gpt-neox", 2), ("deepseek-v2", 2), ("gpt-oss", 2), ("gemma3", 2),
-     ("glm_moe_dsa-1", 2)],
+     ("glm_moe_dsa-1", 2), ("axk1-0", 2), ("laguna-0", 2), ("mimo_v2_flash-0", 2), ("longcat_flash-0", 2)],
 )  # fmt: skip
 def test_ranks_give_what_one_gives(name, ranks, tmp_path):
     case = EVERY[name]
@@ -131,6 +131,7 @@ NARROW = ("qwen2", "qwen3-moe", "deepseek-v2")
 EXACT = [(name, form) for name in PLAIN for form in ("float32", "bfloat16")]
 EXACT += [(name, form) for name in NARROW for form in ("int8", "int4", "fp8")]
 EXACT += [("deepseek_v32-0", "float32"), ("glm_moe_dsa-1", "bfloat16"), ("deepseek_v32-0", "int4")]
+EXACT += [("laguna-0", "bfloat16"), ("mimo_v2_flash-0", "float32"), ("longcat_flash-0", "bfloat16")]
 
 
 @pytest.mark.parametrize("backend", ["reference", "native"])
@@ -220,19 +221,20 @@ def test_exact_ranks_of_stored_forms_give_the_bytes_of_one(form, memory):
             assert torch.equal(result, alone)
 
 
-MIXTURES = ("qwen3-moe", "mixtral", "deepseek-v2", "gpt-oss")
+MIXTURES = ("qwen3-moe", "mixtral", "deepseek-v2", "gpt-oss", "longcat_flash-0")
 
 
-@pytest.mark.parametrize("name", MIXTURES)
-def test_ranks_with_whole_experts_give_what_one_gives(name, tmp_path):
-    _, config, tensors = make(CASES[name].config, tmp_path)
+@pytest.mark.parametrize(("name", "redundant"), [*((name, None) for name in MIXTURES), ("longcat_flash-0", 2)])
+def test_ranks_with_whole_experts_give_what_one_gives(name, redundant, tmp_path):
+    _, config, tensors = make(EVERY[name].config, tmp_path)
     prompts, steps = {"a": prompt(40)}, [[("a", 30)], [("a", 10)]]
     alone = ours(load(config, tensors), prompts, steps)["a"]
     shared = Shared(2)
 
     def run(rank: int) -> Tensor:
         with torch.no_grad():
-            model = load(config, tensors, group=ThreadGroup(shared, rank), place=Place(whole_experts=True))
+            place = Place(whole_experts=True, redundant=redundant)
+            model = load(config, tensors, group=ThreadGroup(shared, rank), place=place)
             return ours(model, prompts, steps)["a"]
 
     with ThreadPoolExecutor(2) as pool:
@@ -243,7 +245,7 @@ def test_ranks_with_whole_experts_give_what_one_gives(name, tmp_path):
 @pytest.mark.parametrize("form", ["bfloat16", "int4"])
 @pytest.mark.parametrize("name", MIXTURES)
 def test_exact_ranks_with_whole_experts_give_the_bytes_of_one(name, form, tmp_path, memory):
-    compare_whole_experts(CASES[name].config, form, 2, tmp_path, memory)
+    compare_whole_experts(EVERY[name].config, form, 2, tmp_path, memory)
 
 
 @pytest.mark.parametrize("experts", [5, 7])

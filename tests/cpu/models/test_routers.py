@@ -58,7 +58,7 @@ def logits_of(experts: int) -> dict[str, Tensor]:
 
 def matrix_of(router: Any) -> Any:
     """The router's matrix, wherever its class keeps it."""
-    for name in ("weight", "gate.weight", "wg.weight", "layer.weight", "proj.weight"):
+    for name in ("weight", "gate.weight", "wg.weight", "layer.weight", "proj.weight", "classifier.weight"):
         found: Any = router
         for part in name.split("."):
             found = getattr(found, part, None)
