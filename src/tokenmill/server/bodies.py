@@ -26,7 +26,8 @@ from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
-THREADS = 2
+LONG = 1 << 18
+"""Work on at least this many bytes has a thread of its own, so that smaller bodies never wait for it."""
 BOM = b"\xef\xbb\xbf"
 """The byte order mark that some editors put before UTF-8 text; readers of JSON may ignore it."""
 _ESCAPES = re.compile(rb"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.S)
@@ -65,17 +66,21 @@ class Bodies:
         self.rules = rules
         """The rules for the names in every kind of body."""
         self.room = BODIES_AT_ONCE * max(max_body_bytes, SMALL)
-        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenmill-body")
+        # One thread each: reading holds Python's lock, so more of them would only keep the event loop from it.
+        self.threads = ThreadPoolExecutor(1, thread_name_prefix="tokenmill-body")
+        self.slow = ThreadPoolExecutor(1, thread_name_prefix="tokenmill-long-body")
 
     async def run_in_thread(self, size: int, work: Callable[[], T]) -> T:
         """Do work that takes time in proportion to a body of this size, in a thread if it is large."""
         if size <= SMALL:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+        threads = self.slow if size > LONG else self.threads
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def close(self) -> None:
         """End the threads."""
         self.threads.shutdown(wait=False, cancel_futures=True)
+        self.slow.shutdown(wait=False, cancel_futures=True)
 
 
 class Parcel:

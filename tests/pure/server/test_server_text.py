@@ -88,6 +88,25 @@ async def test_an_overdue_prompt_is_told_to_come_again(start: Starter) -> None:
     assert served.context.gate.open == 0
 
 
+async def test_bodies_are_read_one_after_the_other_and_long_ones_apart(start: Starter) -> None:
+    """Reading holds Python's lock, so two at once only keep the event loop from it."""
+    made, ended = (await start()).context.bodies, threading.Event()
+    begun: list[int] = []
+
+    def read(size: int) -> None:
+        begun.append(size)
+        ended.wait()
+
+    sizes = [bodies.LONG + 1, bodies.SMALL + 1]
+    work = [asyncio.create_task(made.run_in_thread(size, lambda size=size: read(size))) for size in sizes * 8]
+    await until(lambda: len(begun) == 2)
+    assert sorted(begun) == sorted(sizes) and await made.run_in_thread(bodies.SMALL, lambda: 7) == 7
+    assert (made.slow._work_queue.qsize(), made.threads._work_queue.qsize()) == (7, 7) and len(begun) == 2
+    ended.set()
+    await asyncio.gather(*work)
+    assert sorted(begun) == sorted(sizes * 8)
+
+
 async def test_long_texts_make_only_each_other_wait(start: Starter) -> None:
     served = await start(text_timeout=0.5)
     ended = threading.Event()
