@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 import tokenmill
 from tokenmill.core.config import ServeOptions, ServerConfig, make_config
@@ -234,7 +235,17 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     if why is not None and error.status_code in text:
         sentence = f"{sentence[:-1]}: {why}."
     found = HttpError(error.status_code, sentence)
-    return _error_response(request, found, dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = _taken_methods(request)
+    return _error_response(request, found, headers)
+
+
+def _taken_methods(request: Request) -> str:
+    """Every method that the path takes; the framework names those of its first route alone."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    methods = {method for route in routes for method in route.methods}
+    return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
 
 
 async def _any_error(request: Request, error: Exception) -> Response:

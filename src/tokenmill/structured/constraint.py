@@ -43,7 +43,7 @@ class GrammarConstraint:
         self.matcher: LLMatcher = self.root.deep_copy()
         self.said: list[int] = []
         self.since = 0
-        self.time = WalkingTime()
+        self.time = WalkingTime(compiled.vocabulary.crowd)
         self.round = 0
         self.masked = 0.0
         self.pending: list[int] | None = None

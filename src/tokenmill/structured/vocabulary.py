@@ -7,12 +7,13 @@ the tokenizer would change a text, the longest tokens that fit are taken instead
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from tokenmill.structured.numerals import Numerals
+from tokenmill.structured.walking_time import Crowd
 
 SLICE_LENGTHS = (5, 6, 7, 8, 10, 13, 20)
 """Lengths with a trie of their own. Measured on a trained vocabulary of 128k: no string with a maxLength takes a
@@ -26,7 +27,8 @@ SHORT = 64
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`trie` is shared by all constraints; `size` token ids; `end_ids` end a text; `table`: each token's bytes."""
+    """`trie` is shared by all constraints; `size` token ids; `end_ids` end a text; `table`: each token's bytes.
+    `crowd`: what all constraints together take."""
 
     trie: LLTokenizer
     size: int
@@ -34,6 +36,7 @@ class Vocabulary:
     table: list[bytes]
     encode: Callable[[str], list[int]]
     numerals: Numerals
+    crowd: Crowd = field(default_factory=Crowd, compare=False)
 
     def bytes_of(self, token: int) -> bytes:
         """What a token adds to a text."""

@@ -132,6 +132,18 @@ async def test_odd_values_in_queries_paths_and_headers(start: Starter, value: st
         assert (await served.client.post("/v1/completions", content=b"{}", headers=length)).status_code in (400, 413)
 
 
+async def test_a_path_names_all_methods_that_it_takes(start: Starter) -> None:
+    served = await start()
+    taken: dict[str, set[str]] = {}
+    for route in served.app.app.routes:
+        path = re.sub(r"{(\w+)(:path)?}", "x", route.path)
+        taken.setdefault(path, set()).update(route.methods | ({"HEAD"} if "GET" in route.methods else set()))
+    assert sum(len(methods - {"HEAD"}) > 1 for methods in taken.values()) > 4
+    for path, methods in taken.items():
+        answer = await served.client.request("PROPFIND", path)
+        assert answer.status_code == 405 and methods <= set(answer.headers["allow"].split(", ")), path
+
+
 async def test_starting_after_is_a_number(start: Starter) -> None:
     served = await start()
     made = (await served.client.post("/v1/responses", json={"input": "a", "max_output_tokens": 2})).json()

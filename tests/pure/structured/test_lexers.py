@@ -178,6 +178,20 @@ def test_all_outputs_of_a_request_share_its_time(compiler, monkeypatch):
     assert 97 in allowed(alone.mask())
 
 
+@pytest.mark.parametrize(("number", "seconds", "end"), [(64, 0.0049, True), (16, 0.0049, False), (200, 0.001, False)])
+def test_many_requests_with_slow_grammars_end_and_nobody_else(number, seconds, end):
+    """Each of them is quick enough alone, and together they keep everybody waiting."""
+    crowd, rounds = walking_time.Crowd(), {}
+    slow = [walking_time.WalkingTime(crowd) for _ in range(number)]
+    usual = [walking_time.WalkingTime(crowd) for _ in range(64)]
+    for _ in range(400):
+        for times, took in ((slow, seconds), (usual, 0.0001)):
+            for each in times:
+                rounds[each] = each.add(took, 1, rounds.get(each, 0))
+    assert {each.ended(walking_time.MOST_S) for each in slow} == {end}
+    assert not any(each.ended(walking_time.AGAIN_S) for each in usual)
+
+
 def test_reasoning_and_shelter_pass_the_reason_on(compiler, caplog):
     budget = Sheltered(compiler.constraint(TWO_WORDS, ReasoningSpan(close="</t>"), 5), 33)
     assert budget.failure() is None
