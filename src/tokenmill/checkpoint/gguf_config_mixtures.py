@@ -104,6 +104,42 @@ def _minimax(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
             "rotary_dim": meta.whole("rope.dimension_count", found["head_dim"])}  # fmt: skip
 
 
+_VALUES = 0.707
+"""The factor of values of the published model, where a file is too old to say it."""
+
+
+def _mimo2(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
+    """Windows are told without the token itself, as in config.json's `sliding_window_size`."""
+    _only_normed_sigmoid(meta)
+    if meta.whole("nextn_predict_layers", 0, least=0):
+        raise meta.fail("mimo2 with its layers for drafts (nextn_predict_layers) is not supported")
+    if meta.scaling()[0] != "none":
+        raise meta.fail("rope scaling is not supported in mimo2")
+    found = read_sizes(meta, "mimo_v2_flash")
+    layers, head = found["num_hidden_layers"], meta.whole("attention.key_length")
+    kinds, counts = meta.kinds(layers), meta.each("attention.head_count_kv", layers)
+    keys = [count for kind, count in zip(kinds, counts, strict=True) if kind == "full_attention"] or [counts[0] // 2]
+    if counts != [keys[0] * (2 if kind == "sliding_attention" else 1) for kind in kinds]:
+        raise meta.fail("mimo2.attention.head_count_kv must be one number, and twice that in layers with a window")
+    bases = {"full_attention": meta.number("rope.freq_base", 5e6),
+             "sliding_attention": meta.number("rope.freq_base_swa", 10000.0)}  # fmt: skip
+    return {
+        **found, **read_experts(meta, "n_routed_experts"), "hidden_act": "silu", "head_dim": head,
+        "num_attention_heads": meta.whole("attention.head_count"), "num_key_value_heads": keys[0],
+        "v_head_dim": meta.whole("attention.value_length", head), "layer_types": kinds, "n_group": 1, "topk_group": 1,
+        "sliding_window_size": meta.whole("attention.sliding_window"), "attention_bias": some(tensors, "attn_q.bias"),
+        "intermediate_size": meta.whole("feed_forward_length"), "routed_scaling_factor": read_gates_scale(meta),
+        "moe_intermediate_size": meta.whole("expert_feed_forward_length"),
+        "attention_value_scale": meta.number("attention.value_scale", _VALUES),
+        "mlp_layer_types": [
+            "sparse" if f"blk.{index}.ffn_gate_inp.weight" in tensors else "dense" for index in range(layers)
+        ],
+        "rope_parameters": {
+            kind: {"rope_theta": base, "partial_rotary_factor": meta.share(head)} for kind, base in bases.items()
+        },
+    }  # fmt: skip
+
+
 def _afmoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     """Three layers of four have windows. Every published model scales its embeddings."""
     _only_normed_sigmoid(meta)
@@ -279,6 +315,7 @@ MIXTURES: dict[str, Callable[[Meta, Tensors, Factors], Config]] = {
     "granitemoe": _granitemoe,
     "hunyuan-moe": _hunyuan,
     "llama4": _llama4,
+    "mimo2": _mimo2,
     "minicpm3": _minicpm3,
     "minimax-m2": _minimax,
     "olmoe": _olmoe,

@@ -236,6 +236,10 @@ LAYERS |= {
         "ffn_gate_inp.weight": "mlp.gate.wg.weight", "attn_q_norm.weight": "self_attn.query_layernorm.weight",
         "attn_k_norm.weight": "self_attn.key_layernorm.weight",
     }, _STACKS, top=_TOP),
+    "mimo2": Names({
+        **attention(), **_BEFORE, **_AFTER_ATTENTION, **feed("mlp"), **_BIASED_ROUTER,
+        "attn_sinks.weight": "self_attn.attention_sink_bias",
+    }, _STACKS, top=_TOP),
     "minimax-m2": Names({
         **attention(), **_BEFORE, **_HEAD_NORMS, **_AFTER_ATTENTION,
         "ffn_gate_inp.weight": "block_sparse_moe.gate.weight",

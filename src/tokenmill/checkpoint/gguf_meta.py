@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "granitemoe": "GraniteMoeForCausalLM",
     "hunyuan-moe": "HunYuanMoEV1ForCausalLM",
     "llama4": "Llama4ForCausalLM",
+    "mimo2": "MiMoV2FlashForCausalLM",
     "minimax-m2": "MiniMaxM2ForCausalLM",
     "nemotron": "NemotronForCausalLM",
     "olmoe": "OlmoeForCausalLM",

@@ -15,7 +15,7 @@ from torch import Tensor
 from writing import llama3_factors
 
 USUAL = ("gemma3n", "llama4", "ernie4_5-moe", "afmoe", "olmo3", "bitnet", "mistral3", "jais2", "exaone", "exaone-moe",
-         "minicpm3", "phimoe", "apertus", "exaone4")  # fmt: skip
+         "minicpm3", "phimoe", "apertus", "exaone4", "mimo2")  # fmt: skip
 LATENT: C = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "q_lora_rank": 40}
 MINISTRAL3 = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
               "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16}  # fmt: skip
@@ -33,6 +33,18 @@ def plus_one(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
 
 def same(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
     return {name: x}
+
+
+def mimo2(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
+    return {f"{name}.weight": x} if name.endswith("sink_bias") else bias(name, x, c)
+
+
+def narrow_values(c: C) -> C:
+    windows = [kind == "sliding_attention" for kind in c["layer_types"]]
+    keys = c["num_key_value_heads"]
+    return {"attention.head_count_kv": [keys * (1 + window) for window in windows], "attention.value_length": 8,
+            "attention.sliding_window": c["sliding_window"] - 1, "attention.sliding_window_pattern": windows,
+            "rope.freq_base": 5e6, "rope.freq_base_swa": 1e4, "rope.dimension_count": 4}  # fmt: skip
 
 
 def bias(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
@@ -181,6 +193,9 @@ CASES: dict[str, Case] = {
         lambda: bias, ernie),
     "hunyuan-moe": ("HUNYUAN_MOE", hf.HunYuanMoEV1Config(**BASE, head_dim=16, num_experts=4, moe_topk=2), lambda: same,
                     hunyuan),
+    "mimo2": ("MIMO2", hf.MiMoV2FlashConfig(
+        **BASE, head_dim=12, v_head_dim=8, sliding_window=20, layer_types=WINDOWS, n_routed_experts=6,
+        num_experts_per_tok=2, moe_intermediate_size=32), lambda: mimo2, narrow_values),
     "minimax-m2": ("MINIMAXM2", hf.MiniMaxM2Config(
         **BASE, head_dim=16, num_local_experts=6, num_experts_per_tok=3, rotary_dim=8), lambda: bias, lambda c: {
             **inner(c), "rope.dimension_count": 8}),

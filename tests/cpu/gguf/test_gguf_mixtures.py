@@ -27,6 +27,8 @@ def test_like_transformers(name: str, tmp_path: Path) -> None:
         ("llama4", {"llama4.attention.sliding_window": 0}, "sliding_window = 0 is not supported .only 8192"),
         ("afmoe", {"afmoe.expert_gating_func": 1}, "expert_gating_func is not supported"),
         ("afmoe", {"afmoe.expert_weights_norm": False}, "expert_weights_norm must be true"),
+        ("mimo2", {"mimo2.attention.head_count_kv": 2}, "head_count_kv must be one number, and twice that"),
+        ("mimo2", {"mimo2.rope.scaling.type": "yarn"}, "rope scaling is not supported in mimo2"),
         ("apertus", {"xielu.beta": [0.5]}, "xielu.beta must be a number, or one for each of 4 layers"),
         ("bitnet", {"bitnet.rope.scaling.factor": 2.0}, "rope scaling is not supported in bitnet"),
         ("bitnet", {"bitnet.hidden_activation": "gelu"}, "must be silu or relu2, not 'gelu'"),
