@@ -187,6 +187,8 @@ FAMILIES: dict[str, Config] = {
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1},
     "gemma3n_text": {"num_kv_shared_layers": 1, "intermediate_size": 16384, "activation_sparsity_pattern": None,
                      "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "zamba2": {"n_mamba_heads": 80, "num_mem_blocks": 2, "use_shared_attention_adapter": True, "use_mem_rope": True,
+               "layers_block_type": ["linear_attention", "hybrid", "hybrid", "linear_attention"]},
     "glm4_moe": {"head_dim": 128}, "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]]},
 }  # fmt: skip
 """Model types that no geometry above is of -> what is said beside the numbers of Transformers' config class."""

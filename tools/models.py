@@ -87,6 +87,8 @@ OWN_FILES = {
     "BailingHybridForCausalLM": "Kimi Linear's delta rule with decays that are bounded below, latent attention whose "
     "heads are gated, shared and routed experts; Ling 3.0 (`BailingMoeV3ForCausalLM`) whose experts have no limits; on "
     "GPUs its prompts are computed token by token",
+    "Zamba2ForCausalLM": "Mamba-2 in every layer; attention and feed-forward layers that several layers share; not in "
+    "pipeline stages",
     "MiniMaxForCausalLM": "lightning attention, which is a state space with fixed decays, in most layers; experts; "
     "also MiniMax Text 01 and M1 under the names of their files",
     "DeepseekV2ForCausalLM": "latent attention, shared and routed experts",

@@ -51,6 +51,7 @@ _FAMILIES = {
     "KimiLinearForCausalLM": "kimi_linear",
     "BailingHybridForCausalLM": "bailing_hybrid",
     "MiniMaxForCausalLM": "minimax",
+    "Zamba2ForCausalLM": "zamba2",
     "OPTForCausalLM": "opt",
     **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), "qwen3_next"),
     **dict.fromkeys(TABLE, "family"),

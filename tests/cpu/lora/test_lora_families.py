@@ -123,6 +123,7 @@ def linear_names(model: nn.Module) -> list[str]:
     left_out = {"lm_head", "embed_out", "output_layer", *SMALL}
     if any(name.endswith("A_log") for name, _ in model.named_parameters()):
         left_out |= PASSED_BY
+    names = (name for name in names if "shared_transformer" not in name)  # one visit's would be for all
     return sorted(name for name in names if name.rpartition(".")[2] not in left_out)
 
 

@@ -313,6 +313,16 @@ def families() -> dict[str, list[Case]]:
             {"layer_types": hybrid, "sliding_window": 20, "head_dim": None, **TIED},
             {"num_experts_per_tok": 3, "num_key_value_heads": 4, "mlp_alpha_factor": 2, "rope_parameters": YARN,
              **WIDE}),
+        # Blocks that several layers share: one, or two in turn.
+        "zamba2": several(
+            hf.Zamba2Config,
+            {**FLAT, "num_hidden_layers": 5, "intermediate_size": 48, "num_attention_heads": 4, "n_mamba_heads": 8,
+             "mamba_d_state": 8, "mamba_ngroups": 2, "adapter_rank": 5, "rms_norm_eps": 1e-3,
+             "layers_block_type": ["linear_attention", "hybrid", "hybrid", "linear_attention", "hybrid"]},
+            {"num_mem_blocks": 2, "use_shared_attention_adapter": True, "use_mem_rope": True},
+            {"add_bias_linear": True, "mamba_d_conv": 3, "num_key_value_heads": 2},
+            {"use_mem_rope": True, "mamba_ngroups": 1, "time_step_min": 0.3, "rope_parameters": YARN,
+             "layers_block_type": ["hybrid", "linear_attention", "hybrid"], "num_hidden_layers": 3}),
         "lfm2": several(hf.Lfm2Config, {**BASE, **DEEP, "block_multiple_of": 8}, {"layer_types": short},
                         {"full_attn_idxs": [0, 3], "conv_bias": True, "block_auto_adjust_ff_dim": False, **LOOSE},
                         {"layer_types": short[::-1], "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3}),
@@ -481,7 +491,8 @@ FILES = {"mistral4": "Mistral4ForCausalLM", "sarvam_mla": "SarvamMLAForCausalLM"
          "glm_moe_dsa": "GlmMoeDsaForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
          "gemma3n": "Gemma3nForCausalLM", "gemma4": "Gemma4ForCausalLM",
          "falcon_h1": "FalconH1ForCausalLM", "kimi_linear": "KimiLinearForCausalLM",
-         "bailing_hybrid": "BailingHybridForCausalLM", "minimax": "MiniMaxForCausalLM"}  # fmt: skip
+         "bailing_hybrid": "BailingHybridForCausalLM", "minimax": "MiniMaxForCausalLM",
+         "zamba2": "Zamba2ForCausalLM"}  # fmt: skip
 """Families here that have a file of their own."""
 
 

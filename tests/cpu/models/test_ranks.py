@@ -165,6 +165,7 @@ STATES = (
     "kimi_linear-0",
     "bailing_hybrid-0",
     "minimax-0",
+    "zamba2-0",
     "recurrent_gemma-1",
     "gemma4-0",
     "gemma3n-0",

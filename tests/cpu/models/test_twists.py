@@ -145,6 +145,10 @@ TWISTS: list[tuple[str, dict[str, Any], str]] = [
     ("MiniMaxForCausalLM", {"postnorm": False}, "'postnorm' = False"),
     ("MiniMaxForCausalLM", {"shared_intermediate_size": 9}, "'shared_intermediate_size' = 9"),
     ("MiniMaxForCausalLM", {"layer_types": GONE, "block_size": 7}, ""),
+    ("Zamba2ForCausalLM", {"layers_block_type": ["mamba", "hybrid", "hybrid", "mamba", "hybrid"],
+                           "attention_head_dim": GONE, "hybrid_layer_ids": GONE, "mamba_headdim": GONE}, ""),
+    ("Zamba2ForCausalLM", {"use_long_context": True}, "'use_long_context' = True"),
+    ("Zamba2ForCausalLM", {"tie_word_embeddings": False}, "'tie_word_embeddings' = False"),
     ("FalconForCausalLM", {"multi_query": None, "new_decoder_architecture": False, "num_kv_heads": 4}, ""),
 ]  # fmt: skip
 """(family, what is changed, what the refusal says; "": equal)."""
