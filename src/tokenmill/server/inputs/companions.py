@@ -12,8 +12,21 @@ from tokenmill.server.inputs.object_rules import Companion
 
 _DIRECTION = {"truncation_direction": Companion("truncate", neutral=("right", "Right"), harmless=True)}
 _SIDE = {"truncation_side": Companion("truncate_prompt_tokens", neutral=("left",), harmless=True)}
+
+
+def _of(sampler: str, *fields: str) -> dict[str, Companion]:
+    """How a sampler does something. Interfaces with sliders send all of these fields, whichever samplers are on."""
+    return dict.fromkeys(fields, Companion(sampler, (None, 0), harmless=True))
+
+
+_OF_MIROSTAT = _of("mirostat", "mirostat_tau", "mirostat_eta")
 _TEXT = {
     **_SIDE,
+    **_OF_MIROSTAT,
+    **_of("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+    **_of("dynatemp_range", "dynatemp_exponent"),
+    **_of("smoothing_factor", "smoothing_curve"),
+    **_of("xtc_probability", "xtc_threshold"),
     "stream_interval": Companion("stream", neutral=(1,), harmless=True),
     "return_tokens_as_token_ids": Companion("logprobs", harmless=True),
 }
@@ -31,6 +44,7 @@ def _not_in(*kinds: str | None) -> Companion:
 COMPANIONS: dict[str, Mapping[str, Companion]] = {
     "openai.ChatRequest": _TEXT,
     "openai.CompletionRequest": _TEXT,
+    "ollama.Options": _OF_MIROSTAT,
     "openai.EmbeddingRequest": _SIDE,
     "openai.PoolingRequest": _SIDE,
     "openai.ResponseFormat": {
