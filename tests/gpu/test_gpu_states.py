@@ -51,7 +51,7 @@ TOTAL = sum(n for grants in STEPS for _, n in grants)
 @pytest.mark.parametrize("steady", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("by_key", [False, True])
-@pytest.mark.parametrize("heads", [(16, 32, 128, 128), (2, 4, 64, 128), (3, 3, 40, 24)])
+@pytest.mark.parametrize("heads", [(16, 32, 128, 128), (2, 4, 64, 128), (3, 3, 40, 24), (4, 4, 96, 192)])
 def test_delta_rule(heads, by_key, dtype, steady):
     hk, hv, dk, dv = heads
     paces = hv * dk if by_key else hv

@@ -95,6 +95,21 @@ def test_delta_rule_with_keys_that_hardly_differ():
     torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("base")
+def test_delta_rule_whose_lines_keep_all_or_nothing():
+    """Sums of logarithms between 0 and -40,000: no exponent may be above 0."""
+    rate, shift = torch.tensor([1e-3, 20.0]), torch.cat((torch.linspace(-5, 5, 16), torch.linspace(-20, 30, 16)))
+    spec = DeltaSpec(2, 2, 16, 24, rate=rate, shift=shift)
+    mixed, gates = torch.randn(150, 2 * 32 + 48), torch.randn(150, 2 + 32)
+    found = []
+    for kernels in (TritonKernels(), ReferenceKernels()):
+        made = run(kernels, lambda ctx, state, n, k=kernels: k.recur_((mixed, gates), spec, state, ctx), (2, 16, 24),
+                   [[("a", 150)]])  # fmt: skip
+        found.append(made)
+    assert torch.isfinite(found[0][0][0]).all()
+    torch.testing.assert_close(found[0], found[1], atol=2e-5, rtol=2e-5)
+
+
 def test_the_same_bytes_however_it_is_cut_if_steady():
     spec, mixed, gates = delta((1, 2, 8, 8)), torch.randn(40, 32), torch.randn(40, 4)
 
