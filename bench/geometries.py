@@ -170,8 +170,9 @@ GEOMETRIES: dict[str, Config] = {
 FAMILIES: dict[str, Config] = {
     name: {}
     for name in (
-        "afmoe", "apertus", "arcee", "axk1", "bailing_hybrid", "bamba", "biogpt", "bitnet", "codegen", "cohere",
-        "cohere2", "cohere2_moe", "cwm", "dbrx", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe",
+        "afmoe", "apertus", "arcee", "aria_text", "axk1", "bailing_hybrid", "bamba", "biogpt", "bitnet", "codegen",
+        "cohere", "cohere2", "cohere2_moe", "cwm", "dbrx", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4",
+        "exaone_moe",
         "falcon_h1", "falcon_mamba", "flex_olmo", "gemma", "gemma4_text", "glm", "glm4", "glm4_moe_lite",
         "gpt_bigcode", "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid",
         "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3",

@@ -44,6 +44,7 @@ TEXTS: dict[str, Text] = {
     "qwen3": Text("Qwen3ForCausalLM", _sizes(151936, 4096, 22016, 32, 32)),
     "qwen3_moe": Text("Qwen3MoeForCausalLM", _sizes(
         151936, 2048, 6144, 24, 32, moe_intermediate_size=768, num_experts=128)),
+    "aria_text": Text("AriaTextForCausalLM", _sizes(32000, 4096, 4096, 32, 32)),
     "phi4_multimodal": Text("Phi3ForCausalLM", _sizes(
         200064, 3072, 8192, 32, 32, num_key_value_heads=8, max_position_embeddings=131072)),
     "gpt_oss": Text("GptOssForCausalLM", _sizes(201088, 2880, 2880, 36, 64, num_local_experts=128)),
@@ -150,6 +151,7 @@ OUTERS: dict[str, Outer] = {
     "VideoLlavaForConditionalGeneration": Outer("video_llava", "llama", _IMAGE),
     "VipLlavaForConditionalGeneration": Outer("vipllava", "llama", _IMAGE),
     "Idefics2ForConditionalGeneration": Outer("idefics2", "mistral"),
+    "AriaForConditionalGeneration": Outer("aria", "aria_text", (*_IMAGE, "projector_patch_to_query_dict")),
     "AyaVisionForConditionalGeneration": Outer("aya_vision", "cohere2", ("adapter_layer_norm_eps",)),
     "Cohere2VisionForConditionalGeneration": Outer("cohere2_vision", "cohere2"),
     "DeepseekVLForConditionalGeneration": Outer("deepseek_vl", "llama"),

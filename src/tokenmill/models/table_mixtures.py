@@ -352,4 +352,18 @@ ROWS: dict[str, Family] = {
         ),
         "the base of its rotation lies in `attn_config`, where Transformers 5 does not look",
     ),
+    "AriaTextForCausalLM": Family(
+        Fields("aria_text",
+               defaults={**GATED, "num_key_value_heads": None, "head_dim": None, "max_position_embeddings": 2048,
+                         "attention_bias": False, "moe_num_experts": 8, "moe_topk": 2, "moe_num_shared_experts": 2},
+               only={**NO_MLP_BIAS, "hidden_act": ("silu",)},
+               ignored=MOE, layers="full_attention"),
+        Shape(
+            attend=Attend(bias="attention_bias"),
+            mix=Mix(router="router", names=("fc1.weight", "fc2.weight", ""), count=("moe_num_experts",),
+                    top_k=("moe_topk",), inner="intermediate_size", route=Route("topk_softmax"), load=load_transposed,
+                    shared=Shared("shared_experts", rules.product("intermediate_size", "moe_num_shared_experts"))),
+        ),
+        "Aria's text part",
+    ),
 }  # fmt: skip

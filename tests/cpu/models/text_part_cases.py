@@ -55,6 +55,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any
         "attention_k_eq_v": True, "num_global_key_value_heads": 1}, {
             "patch_size": 2, "pooling_kernel_size": 1, "mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 32},
         {}),
+    "aria": ("Aria", {**BASE, "moe_num_experts": 4, "moe_num_shared_experts": 1}, {
+        **SMALL_EYE, "model_type": "idefics3_vision"}, {"image_token_index": 1000}),
     "phi4": ("Phi4Multimodal", {**BASE, "pad_token_id": 0, "original_max_position_embeddings": 64, "rope_parameters": {
         "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "short_factor": [1.0, 1.1, 1.3],
         "long_factor": [1.5, 2.5, 6.0]}}, {**SMALL_EYE, "crop_size": 4}, {
