@@ -66,11 +66,13 @@ class Attended:
     heads: int
     kv: KVSpec
     window: int
+    sizes: tuple[int, int] | None = None
+    """Of keys and values that long prompts attend to, where these are not the stored ones."""
 
-    @property
-    def flops(self) -> float:
-        """Operations of one query on one visible position."""
-        return 2.0 * self.heads * (self.kv.key_dim + self.kv.value_dim)
+    def flops(self, *, prompts: bool) -> float:
+        """Operations of one query on one visible position; prompts: its sequence has several."""
+        sizes = self.sizes if prompts else None
+        return 2.0 * self.heads * sum(sizes or (self.kv.key_dim, self.kv.value_dim))
 
 
 @dataclass(slots=True)
@@ -115,6 +117,7 @@ class CountingKernels(ReferenceKernels):
         super().__init__()
         self.tally = Tally()
         self.kind = kind
+        self._unfolded: tuple[int, int] | None = None
 
     def count(self, op: str, *, fallback: bool = False) -> None:
         """Refuse operations that are not overridden here, because they cannot be counted."""
@@ -212,6 +215,13 @@ class CountingKernels(ReferenceKernels):
         self.tally.weight_bytes += sum(norm.weight.nbytes for norm in (spec.q_norm, spec.k_norm) if norm is not None)
         return self._note(out, moved=qkv.nbytes + out.nbytes)
 
+    def attend_unfolded(
+        self, q: Tensor, vector: Sequence[Tensor], parts: Sequence[Tensor], spec: AttentionSpec, ctx: ForwardContext
+    ) -> Tensor | None:
+        """A GPU's long prompts attend to keys and values of heads. What makes these is not counted."""
+        self._unfolded = (q.shape[2], parts[1].shape[1]) if self.kind == "gpu" else None
+        return None
+
     def choose_keys(self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext) -> Tensor:
         """[T, top]. It reads all keys."""
         q = self.prepare_qkv(x, spec, ctx)
@@ -222,7 +232,8 @@ class CountingKernels(ReferenceKernels):
         """[T, H * Dv]. What attention reads depends on lengths, so only the layer is noted. Chosen keys are as many as
         those of a window."""
         most = abs(spec.window) or spec.kv.window if keys is None else keys.shape[1]
-        self.tally.attended.append(Attended(spec.heads, spec.kv, most))
+        self.tally.attended.append(Attended(spec.heads, spec.kv, most, self._unfolded))
+        self._unfolded = None
         out = q.new_empty(len(q), spec.heads * spec.kv.value_dim)
         return self._note(out, moved=q.nbytes + out.nbytes)
 

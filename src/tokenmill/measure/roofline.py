@@ -150,17 +150,18 @@ def _attend(cost: Cost, layer: Attended, times: int, grants: Sequence[Grant], kv
         rows = [grant for grant in grants if (grant.count > 1) == several]
         seen, read = attention_work(layer.window, rows)
         once = shared * (len(rows) - 1) if shared and not several and len(rows) > 1 else 0
-        moved, computed = each * (read - once + sum(r.count for r in rows)), times * layer.flops * seen
+        flops = times * layer.flops(prompts=several)
+        moved, computed = each * (read - once + sum(r.count for r in rows)), flops * seen
         cost.kv_bytes += moved
         cost.flops["attention"] += computed
         if several:
             cost.seen.prompt_bytes += moved
             cost.seen.prompt_flops += computed
-            cost.seen.behind_flops += times * layer.flops * sum(r.count * _seen_before(layer.window, r) for r in rows)
+            cost.seen.behind_flops += flops * sum(r.count * _seen_before(layer.window, r) for r in rows)
         else:
             cost.seen.single_bytes += moved
             cost.seen.single_positions += times * (read - once)
-            cost.seen.shared_flops += times * layer.flops * shared * len(rows) if once else 0.0
+            cost.seen.shared_flops += flops * shared * len(rows) if once else 0.0
 
 
 def _recur(cost: Cost, sheet: Sheet, grants: Sequence[Grant]) -> None:

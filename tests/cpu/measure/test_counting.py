@@ -62,6 +62,20 @@ def test_llama_8b_reads_a_prompt():
     assert unfinished.flops["head"] == unfinished.weight_bytes["head"] == 0
 
 
+def test_long_prompts_of_latent_attention_see_heads_on_a_gpu():
+    latent = {
+        "architectures": ["YoutuForCausalLM"], "model_type": "youtu", "hidden_size": 256, "intermediate_size": 512,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 512,
+        "q_lora_rank": 64, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 1000,
+        "max_position_embeddings": 4096, "hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+    }  # fmt: skip
+    one, many = [Grant(1, 999)], [Grant(1000, 0)]
+    for kind, sizes in (("gpu", 192 + 128), ("cpu", 576 + 512)):
+        sheet = count(latent, kind=kind)
+        assert step_cost(sheet, one, BF16).flops["attention"] == 2 * 2 * 4 * (576 + 512) * 1000
+        assert step_cost(sheet, many, BF16).flops["attention"] == 2 * 2 * 4 * sizes * 1000 * 1001 / 2
+
+
 @pytest.mark.parametrize(("scheme", "bits", "head_bits"), [("int8", 8.5, 8.5), ("int4", 4.5, 8.5)])
 def test_llama_8b_in_integers(scheme, bits, head_bits):
     sheet = count(LLAMA_8B, quantization=scheme)
