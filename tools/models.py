@@ -98,6 +98,7 @@ OWN_FILES = {
     "GlmMoeDsaForCausalLM": "as DeepSeek V3.2, and layers may share a choice; GLM-5",
     "SarvamMLAForCausalLM": "latent attention, shared and routed experts; Sarvam 105B",
     "AXK1ForCausalLM": "DeepSeek V3 with a norm behind each mixture; A.X K1",
+    "AXK2ForCausalLM": "DeepSeek V3.2 with gated norms, and gates of attention's columns made with queries; A.X K2",
     "LongcatFlashForCausalLM": "two latent attentions a layer, past which experts lead; some of these do nothing; "
     "without its layers for drafts",
     "MiniCPM3ForCausalLM": "latent attention, factors on embeddings, blocks and logits",

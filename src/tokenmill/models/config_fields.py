@@ -205,6 +205,17 @@ _FILES: dict[str, Fields] = {
         ignored=(*MOE, "head_dim", "qk_head_dim", "topk_method", "aux_loss_alpha", "seq_aux", "ep_size"),
         layers="full_attention",
     ),
+    "AXK2ForCausalLM": Fields(
+        "axk2",
+        needed=_LATENT,
+        defaults={**_INDEXED, "max_position_embeddings": 131072, "num_key_value_heads": 32, "q_lora_rank": 384,
+                  "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64,
+                  "n_group": None, "topk_group": None, "index_n_heads": 16, "first_k_dense_replace": 1,
+                  "gated_norm_rank": 16},
+        only=_INDEXED_ONLY,
+        ignored=_INDEXED_IDLE,
+        layers="indexed_attention",
+    ),
     "LongcatFlashForCausalLM": Fields(
         "longcat_flash",
         needed=("vocab_size", "hidden_size", "num_layers", "num_hidden_layers", "num_attention_heads",

@@ -1,5 +1,5 @@
-"""DeepSeek V2, V3 and V3.2, Kimi K2, GLM-5, Sarvam 105B, GLM-4.7-Flash, Mistral Small 4, A.X K1: latent attention,
-shared and routed experts."""
+"""DeepSeek V2, V3 and V3.2, Kimi K2, GLM-5, Sarvam 105B, GLM-4.7-Flash, Mistral Small 4, A.X K1 and K2: latent
+attention, shared and routed experts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from tokenmill.compute.forward import RouteSpec
 from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts, Routing, Shared, load_experts
+from tokenmill.layers.gated_norm import GatedNorm, GatedPreNorm, gated_norm
 from tokenmill.layers.mlp import gated_mlp
 from tokenmill.models.common import PreNorm, Sandwich, read_act, read_sizes, read_top_k, rms
 from tokenmill.models.config import ModelConfig
-from tokenmill.models.decoder import Decoder, Ends
+from tokenmill.models.decoder import Decoder, Ends, Layer
 from tokenmill.models.family_row import Drafts, Feed, Route
 from tokenmill.models.key_index import Indices
 from tokenmill.models.latent_attention import LatentAttention
@@ -23,12 +24,13 @@ from tokenmill.models.parts import make_mixture, not_computed
 from tokenmill.models.rules import first_dense, glm_dense, listed, listed_or_first, sarvam, value
 from tokenmill.models.table_mixtures import DEEPSEEK_MIX
 
-INDEXED = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
+INDEXED = ("AXK2ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 """Those in which each token sees the keys that an index chooses."""
 _DENSE = {
     "Glm4MoeLiteForCausalLM": glm_dense,
     "AXK1ForCausalLM": listed(value("first_k_dense_replace", 1)),
     **dict.fromkeys(INDEXED, listed_or_first),
+    "AXK2ForCausalLM": listed(value("first_k_dense_replace", 1)),
 }
 _MISTRAL4_MIX = replace(
     DEEPSEEK_MIX, route=Route(normalise="norm_topk_prob", scale="routed_scaling_factor", grouped=True)
@@ -41,14 +43,14 @@ def build(c: ModelConfig, b: Build) -> Decoder:
         c = ModelConfig({**c.data, **sarvam(c)}, architecture=c.architecture)
     sizes, indices = read_sizes(c), Indices(c)
 
-    def layer(body: Build, index: int) -> PreNorm | Sandwich:
+    def layer(body: Build, index: int) -> Layer:
         return make_layer(c, b, body.at(f"layers.{index}"), index, indices)
 
     b.book.used.update(not_computed(c, b, Drafts(later="num_nextn_predict_layers"), sizes.layers))
     return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, Ends(norm=rms(c, "norm")), layer)
 
 
-def make_layer(c: ModelConfig, b: Build, at: Build, index: int, indices: Indices) -> PreNorm | Sandwich:
+def make_layer(c: ModelConfig, b: Build, at: Build, index: int, indices: Indices) -> Layer:
     """One layer, whose tensors lie `at` there."""
     hidden, act = c.need("hidden_size", int), read_act(c, gated=True, default="silu")
     first, second = rms(c, "input_layernorm"), rms(c, "post_attention_layernorm")
@@ -67,6 +69,11 @@ def make_layer(c: ModelConfig, b: Build, at: Build, index: int, indices: Indices
     inside = at.at("self_attn")
     choice = indices.of(inside, index) if c.architecture in INDEXED else None
     attention = LatentAttention(c, inside, hidden, choice)
+    if c.architecture == "AXK2ForCausalLM":
+        rank, eps = c.need("gated_norm_rank", int), c.get("rms_norm_eps", float, 1e-6, low=0.0)
+        before = [gated_norm(at.at(f"{name}_layernorm"), hidden, rank, eps) if name == "input" or not dense(c, index)
+                  else GatedNorm(second(at)) for name in ("input", "post_attention")]  # fmt: skip
+        return GatedPreNorm(attention, mlp, (before[0], before[1]))
     if c.architecture == "AXK1ForCausalLM" and not dense(c, index):
         after = rms(c, "post_mlp_layernorm")(at)
         return Sandwich((attention, mlp), (first(at), second(at)), (None, after))
@@ -80,7 +87,7 @@ def build_later(c: ModelConfig, b: Build) -> list[Later]:
     sizes, body = read_sizes(c), b.under("model", "embed_tokens.weight")
     norm, indices = lambda inside, name: rms(c, name)(inside), Indices(c)
 
-    def layer(at: Build, index: int) -> PreNorm | Sandwich:
+    def layer(at: Build, index: int) -> Layer:
         return make_layer(c, b, at, index, indices)
 
     return make_behind(c, body.at("layers"), (sizes.layers, sizes.hidden), norm, layer)

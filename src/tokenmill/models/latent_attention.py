@@ -49,10 +49,14 @@ class LatentAttention(Projected):
         self.nope, self.rotated = c.need("qk_nope_head_dim", int), c.need("qk_rope_head_dim", int)
         self.latent, self.value = c.need("kv_lora_rank", int), c.need("v_head_dim", int)
         check_latent_sizes(c, self.nope, self.rotated)
-        q_rank, q_rows = c.get("q_lora_rank", int, 0), Rows(heads * (self.nope + self.rotated), heads)
+        q_rank = c.get("q_lora_rank", int, 0)
+        self.joined = c.architecture == "AXK2ForCausalLM"
+        """Queries are made from the small vector before and after its norm, and with them a gate for each column."""
+        q_rows = Rows(heads * (self.nope + self.rotated + self.joined * self.value), heads)
         self.q_a = b.settled(b.weight("q_a_proj", (q_rank, hidden), bias=bias)) if q_rank else None
         self.q_norm = b.norm("q_a_layernorm", q_rank, _EPS) if q_rank else None
-        self.q_b = ColumnLinear(b, q_rank or hidden, {"q_b_proj" if q_rank else "q_proj": q_rows}).weight
+        name, inputs = ("q_b_proj", (1 + self.joined) * q_rank) if q_rank else ("q_proj", hidden)
+        self.q_b = ColumnLinear(b, inputs, {name: q_rows}).weight
         self.kv_a = b.settled(b.weight("kv_a_proj_with_mqa", (self.latent + self.rotated, hidden), bias=bias))
         self.kv_norm = b.norm("kv_a_layernorm", self.latent, _EPS)
         rows = Rows(heads * (self.nope + self.value), heads)
@@ -86,22 +90,27 @@ class LatentAttention(Projected):
         kernels, tokens, heads = ctx.kernels, x.shape[0], self.spec.heads
         h = x if norm is None else kernels.norm(x, norm)
         low = h if self.q_a is None else self.q_a.matmul(h, ctx)
-        q = self.q_b.matmul(low, ctx, norm=self.q_norm)
-        q = (q if self.temper is None else self.temper(q, ctx)).view(tokens, heads, -1)
+        columns = None
+        if self.joined and self.q_norm is not None:
+            made = self.q_b.matmul(torch.cat((kernels.norm(low, self.q_norm), low), dim=-1), ctx)
+            made, columns = made.view(tokens, heads, -1).split([self.nope + self.rotated, self.value], dim=-1)
+            q, columns = made.contiguous(), columns.reshape(tokens, -1)
+        else:
+            q = self.q_b.matmul(low, ctx, norm=self.q_norm)
+            q = (q if self.temper is None else self.temper(q, ctx)).view(tokens, heads, -1)
         kv = self.kv_a.matmul(h, ctx)
         latent = kernels.norm(kv[:, : self.latent], self.kv_norm)
         vector = latent if self.wider == 1.0 else latent * self.wider, kv[:, self.latent :]
         keys = None if self.index is None else self.index.choose(h, low, self.q_norm, ctx)
-        values = None
-        if keys is None and not self._adapted(ctx):
-            values = kernels.attend_unfolded(q, vector, self.forms.parts, self.spec, ctx)
+        whole = keys is None and not self._adapted(ctx)
+        values = kernels.attend_unfolded(q, vector, self.forms.parts, self.spec, ctx) if whole else None
         if values is None:
             absorbed = self._product(q[..., : self.nope], 0, ctx)
             queries = torch.cat((absorbed, q[..., self.nope :]), dim=-1).view(tokens, -1)
             mixed = kernels.attend(torch.cat((queries, *vector), dim=-1), self.spec, ctx, keys)
             values = self._product(mixed.view(tokens, heads, self.latent), 1, ctx)
-        values = values.view(tokens, -1)
-        return values if self.gate is None else gated(values, self.gate.matmul(h, ctx), ctx)
+        gates = columns if self.gate is None else self.gate.matmul(h, ctx)
+        return values.view(tokens, -1) if gates is None else gated(values.view(tokens, -1), gates, ctx)
 
     def _apart(self, up: Tensor) -> Forms:
         """kv_b_proj [heads * (keys + values), latent]: what carries queries into the latent space, and values out."""
@@ -110,9 +119,7 @@ class LatentAttention(Projected):
 
     def _adapted(self, ctx: ForwardContext) -> bool:
         """May some rows' adapters change the two products?"""
-        return (
-            self.site is not None and bool(self.site.whole) and ctx.rows is not None and ctx.rows.adapters is not None
-        )
+        return bool(self.site and self.site.whole) and ctx.rows is not None and ctx.rows.adapters is not None
 
     def _product(self, x: Tensor, part: int, ctx: ForwardContext) -> Tensor:
         """x [T, heads, in] with one of the two; rows whose adapters change it have their own."""

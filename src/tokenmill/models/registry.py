@@ -32,7 +32,7 @@ from tokenmill.quant.detect import check_any_stored, check_config
 log = logging.getLogger("tokenmill.models")
 
 _FAMILIES = {
-    "AXK1ForCausalLM": "deepseek_v2",
+    **dict.fromkeys(("AXK1ForCausalLM", "AXK2ForCausalLM"), "deepseek_v2"),
     "LongcatFlashForCausalLM": "longcat_flash",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v2",

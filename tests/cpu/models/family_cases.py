@@ -369,6 +369,13 @@ def families() -> dict[str, list[Case]]:
             {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}},
             {**DEEP, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "rope_interleave": False, **BIASED},
             {"norm_topk_prob": False, "n_group": 1, "topk_group": 1, "n_shared_experts": 2, **TIED}),
+        "axk2": several(
+            hf.AXK2Config, {**{k: v for k, v in {**BASE, **LATENT, **GROUPED, **INDEX}.items()
+                               if k != "first_k_dense_replace"}, "gated_norm_rank": 5},
+            {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}},
+            {**DEEP, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "n_group": None, "topk_group": None,
+             "n_shared_experts": 2, **BIASED, "index_topk": 33},
+            {"norm_topk_prob": False, "n_group": 1, "topk_group": 1, "index_topk": 128, **TIED}),
         "longcat_flash": several(
             hf.LongcatFlashConfig,
             {**{k: v for k, v in {**BASE, **LATENT}.items() if k not in ("num_hidden_layers", "intermediate_size")},
@@ -489,7 +496,8 @@ ALL = {f"{name}-{i}": case for name, cases in FAMILIES.items() for i, case in en
 
 
 FILES = {"mistral4": "Mistral4ForCausalLM", "sarvam_mla": "SarvamMLAForCausalLM", "youtu": "YoutuForCausalLM",
-         "minicpm3": "MiniCPM3ForCausalLM", "axk1": "AXK1ForCausalLM", "longcat_flash": "LongcatFlashForCausalLM",
+         "minicpm3": "MiniCPM3ForCausalLM", "axk1": "AXK1ForCausalLM", "axk2": "AXK2ForCausalLM",
+         "longcat_flash": "LongcatFlashForCausalLM",
          "deepseek_v3": "DeepseekV3ForCausalLM", "deepseek_v32": "DeepseekV32ForCausalLM",
          "glm_moe_dsa": "GlmMoeDsaForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
          "gemma3n": "Gemma3nForCausalLM", "gemma4": "Gemma4ForCausalLM",

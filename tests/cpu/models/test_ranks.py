@@ -35,7 +35,8 @@ NATIVE = pytest.importorskip("tokenmill.kernels.cpu", reason="the native kernels
     ("name", "ranks"),
     [("qwen2", 2), ("qwen2", 4), ("qwen3-moe", 2), ("mixtral", 4), ("phi3", 2), ("gpt2", 2), ("bloom", 2), ("opt", 4),
      ("falcon-7b", 2), ("falcon-40b", 4), ("gpt-neox", 2), ("deepseek-v2", 2), ("gpt-oss", 2), ("gemma3", 2),
-     ("glm_moe_dsa-1", 2), ("axk1-0", 2), ("laguna-0", 2), ("mimo_v2_flash-0", 2), ("longcat_flash-0", 2)],
+     ("glm_moe_dsa-1", 2), ("axk1-0", 2), ("axk2-0", 2), ("laguna-0", 2), ("mimo_v2_flash-0", 2),
+     ("longcat_flash-0", 2)],
 )  # fmt: skip
 def test_ranks_give_what_one_gives(name, ranks, tmp_path):
     case = EVERY[name]
@@ -131,7 +132,7 @@ NARROW = ("qwen2", "qwen3-moe", "deepseek-v2")
 EXACT = [(name, form) for name in PLAIN for form in ("float32", "bfloat16")]
 EXACT += [(name, form) for name in NARROW for form in ("int8", "int4", "fp8")]
 EXACT += [("deepseek_v32-0", "float32"), ("glm_moe_dsa-1", "bfloat16"), ("deepseek_v32-0", "int4")]
-EXACT += [("laguna-0", "bfloat16"), ("mimo_v2_flash-0", "float32"), ("longcat_flash-0", "bfloat16")]
+EXACT += [(name, "bfloat16") for name in ("axk2-0", "laguna-0", "mimo_v2_flash-0", "longcat_flash-0")]
 
 
 @pytest.mark.parametrize("backend", ["reference", "native"])
