@@ -41,6 +41,7 @@ STATES = {
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 1},
     "LongcatFlashForCausalLM": {"num_hidden_layers": 4, "head_dim": 8, "num_key_value_heads": 4},
     "Mamba2ForCausalLM": {"num_heads": 2, "n_groups": 1},
+    "Zamba2ForCausalLM": {"tie_word_embeddings": True, "layers_block_type": ["mamba", "hybrid"]},
     "NemotronHForCausalLM": {"hybrid_override_pattern": "M*", "mamba_num_heads": 2, "mamba_head_dim": 64,
                              "n_groups": 1},
 }  # fmt: skip
