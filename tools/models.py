@@ -82,11 +82,9 @@ OWN_FILES = {
     "Qwen3_5ForCausalLM": "text only; gated delta layers and gated attention",
     "Qwen3_5MoeForCausalLM": "the same with experts",
     "KimiLinearForCausalLM": "a delta rule with a decay for each line of its matrices in most layers, latent attention "
-    "without rotation in the others; shared and routed experts; Kimi Linear; on GPUs its prompts are computed token "
-    "by token",
+    "without rotation in the others; shared and routed experts; Kimi Linear",
     "BailingHybridForCausalLM": "Kimi Linear's delta rule with decays that are bounded below, latent attention whose "
-    "heads are gated, shared and routed experts; Ling 3.0 (`BailingMoeV3ForCausalLM`) whose experts have no limits; on "
-    "GPUs its prompts are computed token by token",
+    "heads are gated, shared and routed experts; Ling 3.0 (`BailingMoeV3ForCausalLM`) whose experts have no limits",
     "Zamba2ForCausalLM": "Mamba-2 in every layer; attention and feed-forward layers that several layers share; not in "
     "pipeline stages",
     "MiniMaxForCausalLM": "lightning attention, which is a state space with fixed decays, in most layers; experts; "
