@@ -333,11 +333,9 @@ class Kernels(RoundsLines, Protocol):
 
     def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None = None) -> Tensor:
         """Attention to the paged K/V as stored, causal by position -> [T, H * Dv]; keys: see `choose_keys`.
-
-        x [T, H*Dk + Hkv*Dk + Hkv*Dv]: queries and keys are normed and rotated first, and k and v are written to their
-        slots. Latent: x [T, H*Dk + Dk] (queries already absorbed; then latent | rope key); the last `rope.dim` entries
-        of each query head and of the key are rotated (RopeSpec.start). x [T, H, Dk]: finished queries, to what another
-        layer stored."""
+        x [T, H*Dk + Hkv*Dk + Hkv*Dv]: queries and keys are normed and rotated first, k and v written to their slots.
+        Latent: x [T, H*Dk + Dk] (absorbed queries, then latent | rope key), of which the last `rope.dim` of each head
+        are rotated (RopeSpec.start). x [T, H, Dk]: finished queries, to what another layer stored."""
         ...
 
     def attend_unfolded(
@@ -347,11 +345,13 @@ class Kernels(RoundsLines, Protocol):
         [H, DV, L] -> [T, H, DV]; None: `attend` is as fast."""
         ...
 
-    def choose_keys(self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext) -> Tensor:
-        """The only keys that each token sees, by an index with pages of its own. x [T, H*D + D]: its queries and key,
-        prepared and stored as latent attention's. The score of a key is the sum over heads h of
-        gains[t, h] * relu(scale * q[t, h] . key), in float32. -> positions [T, K] int64 of the `top` best up to the
-        token's own, ascending, -1 behind the last; of equals the first."""
+    def choose_keys(
+        self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext
+    ) -> Tensor | None:
+        """The only keys that each token sees, by an index with pages of its own (None: all; no token has more).
+        x [T, H*D + D]: its queries and key, prepared and stored as latent attention's. A key's score is the sum over
+        heads h of gains[t, h] * relu(scale * q[t, h] . key), in float32. -> positions [T, K] int64 of the `top` best up
+        to the token's own, ascending, -1 behind the last; of equals the first."""
         ...
 
     def recur_(self, inputs: Sequence[Tensor], spec: Recurrence, state: Tensor, ctx: ForwardContext) -> Tensor:

@@ -205,7 +205,9 @@ class ReferenceKernels:
         """None: absorbed queries are as fast."""
         return None
 
-    def choose_keys(self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext) -> Tensor:
+    def choose_keys(
+        self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext
+    ) -> Tensor | None:
         """x [T, H * D + D], gains [T, H] -> positions [T, K]; of keys with equal scores the first."""
         q = self.prepare_qkv(x, spec, ctx)
         self.count("choose_keys")

@@ -47,8 +47,9 @@ class KeyIndex:
             rope=make_rope(b, rope, interleaved=pairs),
         )
 
-    def choose(self, x: Tensor, low: Tensor, norm: NormSpec | None, ctx: ForwardContext) -> Tensor:
-        """The positions [T, K] of each token's keys; x [T, hidden], and norm(low) [T, q_lora_rank] makes queries."""
+    def choose(self, x: Tensor, low: Tensor, norm: NormSpec | None, ctx: ForwardContext) -> Tensor | None:
+        """The positions [T, K] of each token's keys (None: all); x [T, hidden], and norm(low) [T, q_lora_rank] makes
+        queries."""
         q, k = self.queries.matmul(low, ctx, norm=norm), ctx.kernels.norm(self.keys.matmul(x, ctx), self.norm)
         gains = self.gains.matmul(x.float(), ctx)
         self.chosen.tensor = ctx.kernels.choose_keys(torch.cat((q, k), dim=-1), gains, self.spec, self.top, ctx)
@@ -61,9 +62,8 @@ class SharedIndex:
 
     chosen: Carried
 
-    def choose(self, _x: Tensor, _low: Tensor, _norm: NormSpec | None, _ctx: ForwardContext) -> Tensor:
+    def choose(self, _x: Tensor, _low: Tensor, _norm: NormSpec | None, _ctx: ForwardContext) -> Tensor | None:
         """What was chosen."""
-        assert self.chosen.tensor is not None, "an earlier layer has chosen"
         return self.chosen.tensor
 
 

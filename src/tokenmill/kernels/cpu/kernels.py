@@ -458,7 +458,9 @@ class CpuKernels(ReferenceKernels):
         layer.native.attend(q.data_ptr(), out.data_ptr(), kind, plan.addresses, plan.max_entries, plan.sequences, work)
         return out
 
-    def choose_keys(self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext) -> Tensor:
+    def choose_keys(
+        self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext
+    ) -> Tensor | None:
         """x [T, H * D + D], gains [T, H] -> positions [T, K], in plain torch."""
         self.count("choose_keys", fallback=True)
         return super().choose_keys(x, gains, spec, top, ctx)

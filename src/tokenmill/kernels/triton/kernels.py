@@ -374,13 +374,18 @@ class TritonKernels(ProductKernels):
         return out
 
     @else_reference
-    def choose_keys(self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext) -> Tensor:
-        """x [T, H * D + D], gains [T, H] -> positions [T, top], without sorting."""
+    def choose_keys(
+        self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext
+    ) -> Tensor | None:
+        """x [T, H * D + D], gains [T, H] -> positions [T, top], without sorting; None for prompts that are shorter."""
         if not can_choose(spec, ctx) or x.shape[0] == 0:
             self.count("choose_keys", fallback=True)
             return super().choose_keys(x, gains, spec, top, ctx)
         q = self.prepare_qkv(x, spec, ctx)
         self.count("choose_keys")
+        longest = ctx.groups[spec.group].tables.shape[1] * ctx.block_size
+        if longest <= top and ctx.max_query > 1 and not self.launch.steady:
+            return None
         return choose_keys(q, gains.contiguous(), spec, top, ctx, pdl=self.launch.pdl)
 
     @else_reference
