@@ -39,7 +39,7 @@ def _delta(
         return None
     launch.count("delta_rule")
     out = torch.empty((len(mixed), spec.value_heads, spec.value_dim), dtype=mixed.dtype, device=mixed.device)
-    chunked = ctx.max_query > SHORT and can_chunk(spec, mixed.dtype) and not launch.steady
+    chunked = ctx.max_query > SHORT and can_chunk(spec, mixed.dtype, small=launch.small) and not launch.steady
     if chunked:
         chunked_delta_(mixed, gates, spec, state, ctx, out, small=launch.small)
     if not chunked or len(ctx.kv_len) > 1:
