@@ -25,6 +25,7 @@ TYPES = {
     408: "TimeoutError",
     413: "RequestTooLargeError",
     415: "UnsupportedMediaTypeError",
+    417: "ExpectationFailedError",
     422: "UnprocessableEntityError",
     426: "UpgradeRequiredError",
     429: "RateLimitError",

@@ -214,6 +214,8 @@ class _Visit:
         """Read from the head where the request comes from."""
         if self.twice:
             raise HttpError(400, f"The header {min(self.twice).decode()} came twice.")
+        if self.headers.get(b"expect", b"100-continue").strip().lower() != b"100-continue":
+            raise HttpError(417, "Expect can be 100-continue here: nothing else that it asks for would be done.")
         self.guard.access.check_host(self.headers)
         self.origin = self.guard.access.check_origin(self.headers)
 

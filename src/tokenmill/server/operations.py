@@ -115,6 +115,7 @@ ERRORS = {
     "413": "The body is too large.",
     "408": "The body did not arrive in time, or the deadline has passed.",
     "415": "The body is not JSON.",
+    "417": "The header Expect asks for more than 100-continue.",
     "429": "Over this key's rate or share; see Retry-After.",
     "501": "A flag of the server allows it; `error` names it.",
     "503": "No room, or no engine; see Retry-After.",

@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenmill.core.errors import BusyError, ParameterError, UserError
 from tokenmill.process.client import Pool
+from tokenmill.text.messages.turns import check_turns
 from tokenmill.text.messages.values import without_halves
 from tokenmill.text.template_process import TemplateProcesses
 
@@ -103,6 +104,7 @@ class ChatTemplate:
             raise ParameterError("messages must be a list of at least one object", param="messages")
         check_template_kwargs(kwargs)
         name = self._pick(bool(tools))
+        check_turns(messages, self._sources[name])
         if documents and "documents" not in self._sources[name]:
             raise ParameterError(
                 "this model's chat template has no place for documents; put their texts into a message",

@@ -59,7 +59,7 @@ def test_the_last_message_can_be_continued(name: str, content: str, families: di
 
 def test_continuing_needs_text_that_the_template_shows() -> None:
     with pytest.raises(UserError, match="last message with text"):
-        render(CHATML, [{"role": "assistant", "content": None}], continue_final_message=True)
+        render(CHATML, [{"role": "assistant", "content": None, "reasoning": "hm"}], continue_final_message=True)
     with pytest.raises(UserError, match="drops the last message"):
         render("x", continue_final_message=True)
     with pytest.raises(ParameterError, match="exclude"):

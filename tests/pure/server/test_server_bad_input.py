@@ -64,7 +64,10 @@ PROMPTS: list[Any] = [
 ]
 MESSAGES: list[Any] = [
     *(None, [], "x", [5], [{}], [{"role": 5, "content": "x"}], [{"role": "user", "content": 5}], {"role": "user"}),
-    [{"role": "", "content": "x"}],
+    *([{"role": role, "content": "x"}] for role in ("", " ", "wizard", "User")),
+    *([{"role": role, "content": None}] for role in ("system", "developer", "user", "tool", "assistant")),
+    [{"role": "user"}],
+    [{"role": "assistant", "content": None, "tool_calls": []}],
     [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1/"}}]}],
     [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}],
     [{"role": "user", "content": [5]}],

@@ -78,6 +78,17 @@ async def test_bodies_over_the_ceiling(start: Starter) -> None:
     assert (await served.client.post(PATH, content=small, headers=json)).status_code == 200
 
 
+@pytest.mark.parametrize("path", [PATH, "/v1/messages", "/api/chat", "/generate", "/v1/models", "/health"])
+async def test_what_a_client_expects_is_done_or_refused(start: Starter, path: str) -> None:
+    served = await start()
+    get = path in ("/v1/models", "/health")
+    for said, status in (("100-continue", None), ("100-Continue", None), ("magic", 417), ("100-continue, magic", 417)):
+        ask = {} if get else {"json": {"prompt": "abc", "max_tokens": 1}}
+        response = await served.client.request("GET" if get else "POST", path, headers={"expect": said}, **ask)
+        assert (response.status_code == 417) is (status == 417), (said, response.text)
+        assert status is None or "100-continue" in response.text
+
+
 async def test_rates_per_key(start: Starter) -> None:
     served = await start(api_key=["a", "b"], requests_per_minute=3)
     answers = [await served.post(PATH, {"prompt": "abc", "max_tokens": 1}, **{"x-api-key": "a"}) for _ in range(5)]

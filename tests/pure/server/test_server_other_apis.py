@@ -162,6 +162,32 @@ async def test_bad_requests_are_refused_in_each_shape(start, path, body, word):
     assert served.context.gate.open == 0
 
 
+@pytest.mark.parametrize(
+    "turn", [{"role": "wizard", "content": "x"}, {"role": "user"}, {"role": "user", "content": None}]
+)
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/tokenize", "/apply-template"],
+)
+async def test_what_is_no_turn_is_refused_by_every_api(start, path, turn):
+    served = await start(FakeOptions(script=SAID))
+    body = {"model": "fake", "messages": [*ASK, turn, *ASK]}
+    refused = await served.post(path, {**body, "max_tokens": 9} if path == "/v1/messages" else body)
+    field = "content" if turn["role"] == "user" else "role"
+    assert refused.status_code == 400 and f"messages.1.{field}" in refused.text, refused.text
+    if field == "role":
+        assert "assistant" in refused.text and "user" in refused.text
+    assert served.context.gate.open == 0
+
+
+async def test_a_turn_of_calls_needs_no_content(start):
+    served = await start(FakeOptions(script=SAID))
+    call = {"function": {"name": "f", "arguments": {}}}
+    turns = [*ASK, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "1", "tool_name": "f"}]
+    answer = await served.post("/api/chat", {"model": "fake", "messages": turns, "stream": False})
+    assert answer.status_code == 200, answer.text
+
+
 async def test_kserve_tells_of_its_models(start):
     served = await start(FakeOptions(script="abc"))
     for path in (

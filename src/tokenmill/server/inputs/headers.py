@@ -20,6 +20,7 @@ DONE_HEADERS: Mapping[str, str] = {
     "authorization": "the key",
     "x-api-key": "the key",
     "content-type": "must be JSON",
+    "expect": "`100-continue` is answered; anything else gets 417",
     "content-encoding": "refused unless `identity`",
     "host": "must be a name of this server",
     "origin": "must be allowed",

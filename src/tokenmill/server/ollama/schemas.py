@@ -152,7 +152,7 @@ class Message(BaseModel):
 
     model_config = LOOSE
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | None = ""
+    content: str | None = None
     thinking: str | None = None
     tool_calls: Annotated[list[Call], few(MOST_PARTS)] | None = None
     tool_name: Label | None = None
@@ -160,7 +160,7 @@ class Message(BaseModel):
 
     def translated(self, number: int) -> dict[str, Any]:
         """The message in OpenAI's form. `number` makes the ids of calls."""
-        found: dict[str, Any] = {"role": self.role, "content": self.content or ""}
+        found: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.thinking:
             found["reasoning"] = self.thinking
         if self.tool_name:

@@ -198,7 +198,7 @@ def template_message(message: Message) -> dict[str, Any]:
             for part in message.content
             if isinstance(part, str) or part.type != "thinking"
         ]
-    elif message.content is not None or not message.tool_calls:
+    elif message.content is not None or found.get("reasoning"):
         found["content"] = message.content or ""
     return found
 
