@@ -50,7 +50,7 @@ METHODS: dict[str, Verdict] = {
     "set_tokenizer": refused("give `tokenizer=` to the constructor"),
     "get_default_sampling_params": done(),
     "preprocess_chat": refused("`get_tokenizer().apply_chat_template()` renders a chat"),
-    "collective_rpc": done("on the one worker that there is, if it is in this process"),
+    "collective_rpc": done("on the one worker that there is, if it is in this process; no `timeout`"),
     "apply_model": done("the model is not a `torch.nn.Module`"),
     "start_profile": done("torch's profiler"),
     "stop_profile": done("gives the trace's file"),

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokenmill.core.errors import EngineDeadError, TokenmillError, UserError
+    from tokenmill.core.lora_request import LoRARequest
     from tokenmill.core.params import (
         BeamSearchParams,
         GuidedDecodingParams,
-        LoRARequest,
         PoolingParams,
         PromptType,
         RequestOutputKind,
@@ -69,7 +69,7 @@ _HOMES = {
     "Histogram": "tokenmill.engine.metrics",
     "LLM": "tokenmill.engine.llm",
     "LLMEngine": "tokenmill.engine.llm_engine",
-    "LoRARequest": "tokenmill.core.params",
+    "LoRARequest": "tokenmill.core.lora_request",
     "Metric": "tokenmill.engine.metrics",
     "PoolingOutput": "tokenmill.core.pooled",
     "PoolingParams": "tokenmill.core.params",

@@ -12,7 +12,9 @@ from typing import Any, NotRequired, TypedDict
 import msgspec
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.request import MAX_N, SamplingParams, Spelled, SpelledOut, check_integer
+from tokenmill.core.lora_request import LoRARequest as LoRARequest
+from tokenmill.core.request import MAX_N, SamplingParams, check_integer
+from tokenmill.core.spelled import SpelledOut
 
 
 class TextPrompt(TypedDict):
@@ -138,30 +140,6 @@ class PoolingParams(msgspec.Struct, kw_only=True, metaclass=SpelledOut):
                 "embed() gives vectors, classify(labels=...) and score() read the language model.",
                 param="task",
             )
-
-
-class LoRARequest(msgspec.Struct, metaclass=Spelled):
-    """An adapter's name, vLLM's number for it, and its path (a PEFT folder or a GGUF file). Only the name identifies
-    it."""
-
-    lora_name: str
-    lora_int_id: int
-    lora_path: str = ""
-
-    @property
-    def name(self) -> str:
-        """The same as lora_name."""
-        return self.lora_name
-
-    @property
-    def adapter_id(self) -> int:
-        """The same as lora_int_id."""
-        return self.lora_int_id
-
-    @property
-    def path(self) -> str:
-        """The same as lora_path."""
-        return self.lora_path
 
 
 def refuse_prompt_adapter(given: Any, name: str = "prompt_adapter_request") -> None:

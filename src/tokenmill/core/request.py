@@ -7,7 +7,6 @@ except `SamplingParams.logits_processors`, which are Python callables and theref
 from __future__ import annotations
 
 import copy
-import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.errors import ParameterError, shown
+from tokenmill.core.lora_request import LoRARequest
 from tokenmill.core.samplers import (
     MOST_BREAKER_CHARS,
     MOST_BREAKERS,
@@ -24,8 +24,8 @@ from tokenmill.core.samplers import (
     SamplerFields,
     read_samplers,
 )
+from tokenmill.core.spelled import SpelledOut
 from tokenmill.core.step import RowLogprobs
-from tokenmill.core.vllm_fields import ELSEWHERE, fields_alone
 
 MAX_N = 128
 MAX_LOGPROBS = 1 << 20
@@ -45,30 +45,6 @@ class ReasoningSpan(msgspec.Struct, frozen=True, kw_only=True):
     close: str
     open: str = ""
     tokens: dict[str, int] = {}
-
-
-class Spelled(msgspec.StructMeta):
-    """Metaclass of structs that refuse an unknown field and suggest the one that was meant. Names of vLLM that are not
-    fields are taken or refused as core/vllm_fields.py says."""
-
-    def __call__(cls, *args: Any, **given: Any) -> Any:
-        known = cls.__struct_fields__
-        given = fields_alone(cls.__name__, given)
-        for name in given.keys() - set(known):
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-            hint = f"Did you mean {close[0]!r}?" if close else "Leave it out."
-            hint = f"Instead: {ELSEWHERE[name]}." if name in ELSEWHERE else hint
-            raise ParameterError(f"{cls.__name__} has no field {name!r}. {hint}", param=name)
-        return super().__call__(*args, **given)
-
-
-class SpelledOut(Spelled):
-    """The same, and fields are given by name alone."""
-
-    def __call__(cls, *args: Any, **given: Any) -> Any:
-        if args:
-            raise ParameterError(f"{cls.__name__} takes its fields by name, like temperature=0.")
-        return super().__call__(**given)
 
 
 class SamplingParams(SamplerFields, kw_only=True, omit_defaults=True, metaclass=SpelledOut):
@@ -440,6 +416,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     logprobs: list[dict[int, TokenLogprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    lora_request: LoRARequest | None = None
 
     def finished(self) -> bool:
         """Has it ended?"""
@@ -470,3 +447,4 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[dict[int, TokenLogprob] | None] | None = None
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
+    lora_request: LoRARequest | None = None

@@ -93,7 +93,7 @@ class AsyncLLM:
         text, ids, salt = await asyncio.to_thread(self.reader.read, prompt, sampling_params)
         adapter = await self._adapter(lora_request)
         request = self._request(text, ids, sampling_params, request_id, priority=priority, salt=salt, adapter=adapter)
-        async for output in self._follow(request):
+        async for output in self._follow(request, lora_request):
             yield output
 
     async def chat(
@@ -114,7 +114,8 @@ class AsyncLLM:
         params = sampling_params or default_params(self.service.built.generation)
         params = self.reader.with_reasoning(text, params, messages, template)
         adapter = await self._adapter(lora_request)
-        async for output in self._follow(self._request(text, ids, params, request_id, salt=salt, adapter=adapter)):
+        request = self._request(text, ids, params, request_id, salt=salt, adapter=adapter)
+        async for output in self._follow(request, lora_request):
             yield output
 
     async def embed(
@@ -336,8 +337,8 @@ class AsyncLLM:
         context = self.service.built.context
         return make_request(name, text, ids, params, context=context, arrival=time.perf_counter(), **fields)
 
-    async def _follow(self, request: Request) -> AsyncIterator[RequestOutput]:
-        accumulator = Accumulator(request)
+    async def _follow(self, request: Request, lora_request: LoRARequest | None) -> AsyncIterator[RequestOutput]:
+        accumulator = Accumulator(request, lora_request)
         kind = accumulator.kind
         async with contextlib.aclosing(self._deltas(request)) as deltas:
             async for delta in deltas:

@@ -26,18 +26,20 @@ from tokenmill.core.pooled import (
     PoolingRequestOutput,
     ScoringRequestOutput,
 )
-from tokenmill.core.request import CompletionOutput, Request, RequestOutput, SamplingParams, TextDelta
+from tokenmill.core.request import CompletionOutput, Request, RequestOutput, SamplingParams, TextDelta, check_integer
 from tokenmill.engine.build import Built, build_llm
 from tokenmill.engine.driver import Driver, wait_for_last_step
 from tokenmill.engine.engine_args import EngineArgs
 from tokenmill.engine.gauges import AllGauges
 from tokenmill.engine.hub_tokenizer import HubTokenizer
 from tokenmill.engine.llm_arguments import (
+    LoraRequests,
     about,
     as_list,
     check_connector,
     check_others,
     no_such,
+    one_each,
     template_alone,
     with_ids,
 )
@@ -51,7 +53,6 @@ from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, check
 from tokenmill.engine.sleeping import fall_asleep, wake
 from tokenmill.engine.weights import Weights, WeightUpdates, runner_of
 
-LoraRequests = LoRARequest | Sequence[LoRARequest | None] | None
 _CUT = "truncate_prompt_tokens"
 ABSENT = {
     "set_tokenizer": "give tokenizer= to the constructor",
@@ -109,14 +110,8 @@ class LLM:
             raise ParameterError("priority must be a list with a number for each prompt.", param="priority")
         if priority is not None and len(priority) != len(many):
             raise ParameterError(f"{len(many)} prompts but {len(priority)} priorities.", param="priority")
-        adapters = self._adapters(lora_request, len(many))
-        requests = []
-        for i, prompt in enumerate(many):
-            with about(i, len(many)):
-                text, ids, salt = self.reader.read(prompt, params[i])
-                rank = check_priority(priority[i], self.built.config.schedule.scheduling_policy) if priority else 0
-                requests.append(self._request(text, ids, params[i], priority=rank, salt=salt, adapter=adapters[i]))
-        return [each.output() for each in self._drive(requests, use_tqdm)]
+        loras = one_each(lora_request, len(many))
+        return self._answers(self._requests(many, params, loras, priority), loras, use_tqdm)
 
     def chat(
         self,
@@ -139,14 +134,15 @@ class LLM:
         self.reader.check_options(template)
         salt = check_salt(cache_salt)
         params = self._params(sampling_params, len(many))
-        adapters = self._adapters(lora_request, len(many))
+        loras = one_each(lora_request, len(many))
+        adapters = self._adapters(loras)
         requests = []
         for i, conversation in enumerate(many):
             with about(i, len(many)):
                 text, ids = self.reader.chat(conversation, params[i], **dict(template))
                 each = self.reader.with_reasoning(text, params[i], conversation, template)
                 requests.append(self._request(text, ids, each, salt=salt, adapter=adapters[i]))
-        return [each.output() for each in self._drive(requests, use_tqdm)]
+        return self._answers(requests, loras, use_tqdm)
 
     def beam_search(
         self,
@@ -156,11 +152,17 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """The `beam_width` best continuations of each prompt. concurrency_limit has no effect: the engine batches by
-        itself."""
+        """The `beam_width` best continuations of each prompt. At most `concurrency_limit` prompts are searched at the
+        same time."""
         if not isinstance(params, BeamSearchParams):
             raise ParameterError("beam_search needs BeamSearchParams(beam_width=..., max_tokens=...).", param="params")
-        outputs = self.generate(as_list(prompts), params.as_sampling(), use_tqdm, lora_request=lora_request)
+        self._check_open()
+        if concurrency_limit is not None:
+            check_integer("concurrency_limit", concurrency_limit, 1, 2**31 - 1)
+        many, sampling = as_list(prompts), params.as_sampling()
+        loras = one_each(lora_request, len(many))
+        requests = self._requests(many, [sampling] * len(many), loras)
+        outputs = self._answers(requests, loras, use_tqdm, concurrency_limit)
         return [BeamSearchOutput(sequences=[self._beam(found, out) for out in found.outputs]) for found in outputs]
 
     # ------------------------------------------------------------ vectors, scores, labels
@@ -300,6 +302,7 @@ class LLM:
     ) -> list[Any]:
         """Call a function with the only worker, or one of the worker's methods by name."""
         self._check_open()
+        check_others("collective_rpc", {"timeout": timeout})
         worker = runner_of(self.built)
         if isinstance(method, str) and (method.startswith("_") or not callable(getattr(worker, method, None))):
             raise ParameterError(f"the worker has no method {method!r}: give a function that takes it.", param="method")
@@ -395,28 +398,54 @@ class LLM:
         name = next(name for name in map(str, self._names) if name not in in_use)
         return make_request(name, text, ids, params, context=context, arrival=time.perf_counter(), **fields)
 
+    def _requests(
+        self,
+        prompts: Sequence[Any],
+        params: Sequence[SamplingParams],
+        loras: Sequence[LoRARequest | None],
+        priority: Sequence[int] | None = None,
+    ) -> list[Request]:
+        adapters, requests = self._adapters(loras), []
+        for i, prompt in enumerate(prompts):
+            with about(i, len(prompts)):
+                text, ids, salt = self.reader.read(prompt, params[i])
+                rank = check_priority(priority[i], self.built.config.schedule.scheduling_policy) if priority else 0
+                requests.append(self._request(text, ids, params[i], priority=rank, salt=salt, adapter=adapters[i]))
+        return requests
+
+    def _answers(
+        self, requests: list[Request], loras: list[LoRARequest | None], use_tqdm: Any, at_once: int | None = None
+    ) -> list[RequestOutput]:
+        """The outputs of all requests, of which at most `at_once` are open at the same time."""
+        if at_once is not None:  # bad input is refused before any work
+            with self.driver.alone():
+                self._check_all(requests, None)
+        done, step = list[Accumulator](), at_once or max(1, len(requests))
+        for start in range(0, len(requests), step):
+            done += self._drive(requests[start : start + step], use_tqdm)
+        for each, lora in zip(done, loras, strict=True):
+            each.lora_request = lora
+        return [each.output() for each in done]
+
     def _embed(
         self, prompts: Any, params: PoolingParams, use_tqdm: bool | Callable[..., Any], lora_request: LoraRequests
     ) -> list[EmbeddingRequestOutput]:
         pooler, many = self._pooler(use_tqdm), as_list(prompts)
-        return pooler.embed(many, params, self._adapters(lora_request, len(many)))
+        return pooler.embed(many, params, self._adapters(one_each(lora_request, len(many))))
 
     def _pooler(self, use_tqdm: bool | Callable[..., Any], lora_request: LoRARequest | None = None) -> Pooler:
         self._check_open()
         if isinstance(lora_request, (list, tuple)):
             raise ParameterError("score() and classify() take one adapter for all texts.", param="lora_request")
-        make = functools.partial(self._request, adapter=self._adapters(lora_request, 1)[0])
+        make = functools.partial(self._request, adapter=self._adapters([lora_request])[0])
         return Pooler(
             self.reader, self.built.context, make, lambda found, pooling: self._drive(found, use_tqdm, pooling)
         )
 
-    def _adapters(self, given: LoraRequests, count: int) -> list[int]:
-        """The number of each prompt's adapter, from one adapter for all or a list; reads the adapters' files."""
-        many = list(given) if isinstance(given, (list, tuple)) else [given] * count
-        if len(many) != count:
-            raise ParameterError(f"{count} prompts but {len(many)} adapters.", param="lora_request")
+    def _adapters(self, loras: Sequence[LoRARequest | None]) -> list[int]:
+        """The number of each prompt's adapter; reads the adapters' files."""
         with self.driver.alone():
-            return [self.built.adapters.take(each) for each in many]
+            return [self.built.adapters.take(each) for each in loras]
 
     def _beam(self, found: RequestOutput, out: CompletionOutput) -> BeamSearchSequence:
         tokens, tokenizer = found.prompt_token_ids + out.token_ids, self.built.tokenizer

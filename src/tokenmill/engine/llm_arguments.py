@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from tokenmill.core.errors import ParameterError, UserError, shown
-from tokenmill.core.params import refuse_prompt_adapter
+from tokenmill.core.params import LoRARequest, refuse_prompt_adapter
 from tokenmill.engine.prompts import Prompt
 
+LoraRequests = LoRARequest | Sequence[LoRARequest | None] | None
 FORMAT = "chat_template_content_format"
 LOST = {
     "mm_processor_kwargs": "this engine reads text and token ids",
@@ -22,6 +23,7 @@ LOST = {
     "truncate_prompt_tokens": "SamplingParams and PoolingParams take it; texts with labels are read whole",
     "pooling_params": "embed(), encode() and score() make vectors, and nothing else does",
     "score_template": "score() takes an instruction=",
+    "timeout": "the worker is called in this thread, where nothing can interrupt it",
     "arrival_time": "a request arrives when it is added",
     "reasoning_ended": "the prompt itself shows whether reasoning has ended",
     "guided_options_request": "give SamplingParams(structured_outputs=...)",
@@ -63,6 +65,14 @@ def with_ids(prompts: Any, ids: Any) -> Any:
     if len(texts) != len(rows):
         raise ParameterError(f"{len(texts)} prompts but {len(rows)} prompt_token_ids.", param="prompt_token_ids")
     return [{"prompt": text, "prompt_token_ids": row} for text, row in zip(texts, rows, strict=True)]
+
+
+def one_each(given: LoraRequests, count: int) -> list[LoRARequest | None]:
+    """Each prompt's adapter, from one adapter for all or a list."""
+    many: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given] * count
+    if len(many) != count:
+        raise ParameterError(f"{count} prompts but {len(many)} adapters.", param="lora_request")
+    return many
 
 
 @contextmanager

@@ -73,7 +73,7 @@ class LLMEngine:
         )
         if request_id in self.open:  # its last output may not have been returned yet
             raise IdInUseError(request_id)
-        accumulator = Accumulator(request)
+        accumulator = Accumulator(request, lora_request)
 
         def hear(delta: TextDelta) -> None:
             accumulator.add(delta)

@@ -9,7 +9,7 @@ import time
 
 import msgspec
 
-from tokenmill.core.params import RequestOutputKind
+from tokenmill.core.params import LoRARequest, RequestOutputKind
 from tokenmill.core.request import (
     CompletionOutput,
     Request,
@@ -22,10 +22,11 @@ from tokenmill.core.request import (
 
 
 class Accumulator:
-    """Adds up one request's TextDeltas to a RequestOutput."""
+    """Adds up one request's TextDeltas to a RequestOutput. lora_request: its adapter, as the caller named it."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, lora_request: LoRARequest | None = None) -> None:
         self.request = request
+        self.lora_request = lora_request
         params = request.params
         self.expected = params.num_outputs
         self.outputs: dict[int, CompletionOutput] = {}
@@ -91,6 +92,8 @@ class Accumulator:
         """Everything so far; with best_of, the n likeliest per token once all have ended. Later deltas do not change an
         output that was handed out."""
         request, params = self.request, self.request.params
+        for out in self.outputs.values():
+            out.lora_request = self.lora_request
         outputs = [self.outputs[i] for i in sorted(self.outputs)]
         if self._ranked:
             if self.finished:
@@ -113,11 +116,12 @@ class Accumulator:
             prompt_logprobs=self._prompt_logprobs(),
             num_cached_tokens=self.metrics.num_cached_tokens,
             metrics=metrics,
+            lora_request=self.lora_request,
         )
 
     def news(self, deltas: list[TextDelta]) -> RequestOutput:
         """The new tokens alone; `deltas` have been added, and no news has told of them yet. Sums are of the whole."""
-        piece = Accumulator(self.request)
+        piece = Accumulator(self.request, self.lora_request)
         for delta in deltas:
             piece.add(delta)
         new = piece.output()

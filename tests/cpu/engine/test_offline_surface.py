@@ -71,6 +71,36 @@ def test_beam_search(llm):
         llm.beam_search("x", BeamSearchParams(beam_width=2, max_tokens=3, temperature=0.5))
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 9])
+def test_so_many_prompts_are_searched_at_the_same_time(llm, limit, monkeypatch):
+    params, prompts = BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True), ["The mill", "A", "The end"]
+    whole = llm.beam_search(prompts, params)
+    add, leave, open_now, most = llm.driver.add, llm.driver.leave, [], []
+
+    def added(request, *rest):
+        open_now.append(request.id)
+        most.append(len(open_now))
+        add(request, *rest)
+
+    def left(names):
+        open_now.clear()
+        leave(names)
+
+    monkeypatch.setattr(llm.driver, "add", added)
+    monkeypatch.setattr(llm.driver, "leave", left)
+    assert llm.beam_search(prompts, params, concurrency_limit=limit) == whole and max(most) == min(limit, 3)
+    most.clear()
+    with pytest.raises(UserError, match=r"vocabulary|token id"):
+        llm.beam_search([*prompts[:2], [10**6]], params, concurrency_limit=limit)
+    assert not most  # nothing was begun
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, "2", 1.5])
+def test_a_limit_that_is_no_count_is_refused(llm, limit):
+    with pytest.raises(ParameterError, match="concurrency_limit"):
+        llm.beam_search("x", BeamSearchParams(beam_width=2, max_tokens=3), concurrency_limit=limit)
+
+
 def test_vectors(llm):
     one, two = llm.embed(["The mill", [5, 6, 7]], use_tqdm=False)
     assert one.outputs.embedding == one.embedding and one.outputs.hidden_size == 32
@@ -292,6 +322,7 @@ def test_what_rests_on_features_to_come_says_what_to_use(llm):
         (lambda: llm.chat(SAID, chat_template_content_format="strng"), "auto, string or openai"),
         (lambda: llm.generate(["x"], prompt_token_ids=[[5], [6]]), "1 prompts but 2 prompt_token_ids"),
         (lambda: llm.stop_profile(), "start_profile"),
+        (lambda: llm.collective_rpc(print, timeout=5), "timeout = 5 cannot be used.*in this thread"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=words):
             call()
