@@ -10,18 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tokenmill.checkpoint.gguf_file import open_gguf
+from tokenmill.checkpoint.no_model import check_gguf
 from tokenmill.checkpoint.safetensors_header import read_header, safetensors_files
 from tokenmill.checkpoint.shards import torch_files
 from tokenmill.core.errors import ModelError
 from tokenmill.core.files import LOOK, open_regular, present, read_object, told_by
 
 MAX_CONFIG_BYTES = 4 << 20
-_OTHERS = {
-    "adapter": "an adapter, not a model: name it in ADAPTER, and its model in FROM",
-    "imatrix": "the importance of a model's columns, not a model (`quantize --imatrix` reads it)",
-    "mmproj": "the part of a model that sees or hears, not a model",
-}
-"""What GGUF files may hold instead of a model, by their general.type."""
 
 
 def check_files(form: str, folder: Path, files: Iterable[Path]) -> None:
@@ -29,11 +24,10 @@ def check_files(form: str, folder: Path, files: Iterable[Path]) -> None:
     GGUF model's."""
     if form == "gguf":
         for file in files:
-            _check_gguf(file)
+            check_gguf(open_gguf(file), file)
         return
     if not present(folder / "config.json"):
-        adapter = ": it is an adapter" if present(folder / "adapter_config.json") else ""
-        raise ModelError(f"{folder}: there is no config.json beside the weights{adapter}.")
+        raise ModelError(f"{folder}: there is no config.json beside the weights.")
     read_object(folder / "config.json", MAX_CONFIG_BYTES)
     safe = form == "safetensors"
     for file in (safetensors_files if safe else torch_files)(folder)[0]:
@@ -48,12 +42,6 @@ def check_adapter(path: Path) -> None:
     if not present(safe) and not present(old):
         raise ModelError(f"{path}: there is no {safe.name} beside adapter_config.json.")
     _check_safetensors(safe) if present(safe) else _check_torch(old)
-
-
-def _check_gguf(file: Path) -> None:
-    kind = open_gguf(file).metadata.get("general.type", "model")
-    if isinstance(kind, str) and kind in _OTHERS:
-        raise ModelError(f"{file}: it is {_OTHERS[kind]}.")
 
 
 def _check_safetensors(file: Path) -> None:

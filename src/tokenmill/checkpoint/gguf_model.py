@@ -17,6 +17,7 @@ from tokenmill.checkpoint.gguf_blocks import PLAIN, Blocks, blocks, decode, plai
 from tokenmill.checkpoint.gguf_file import GgufFile, TensorInfo, open_gguf, part_names
 from tokenmill.checkpoint.gguf_names import name_table
 from tokenmill.checkpoint.gguf_source import Given, Joined, TensorSource
+from tokenmill.checkpoint.no_model import check_gguf
 from tokenmill.checkpoint.shards import check_shape, no_tensor
 from tokenmill.checkpoint.whole_tensors import WholeTensors
 from tokenmill.core.errors import ModelError
@@ -31,6 +32,7 @@ class GgufModel:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.files = _open_parts(self.path)
+        check_gguf(self.files[0], self.path)
         self.metadata: dict[str, Any] = self.files[0].metadata
         self.where: dict[str, GgufFile] = {}
         self.tensors: dict[str, TensorInfo] = {}

@@ -17,6 +17,7 @@ from tokenmill.checkpoint.beginnings import check_files
 from tokenmill.checkpoint.entry import Entry, Source
 from tokenmill.checkpoint.gguf_file import part_names
 from tokenmill.checkpoint.hub import Hub, Wanted, chosen_files, download_model
+from tokenmill.checkpoint.no_model import check_folder, no_model
 from tokenmill.checkpoint.resumable_download import LARGE
 from tokenmill.checkpoint.store import Store
 from tokenmill.checkpoint.stored_names import LATEST, full_name, name_from, without_hub
@@ -73,13 +74,14 @@ def measured(path: Path) -> tuple[str, int]:
         check_files("gguf", path.parent, parts_of(path))
         return "gguf", sum(file.stat().st_size for file in parts_of(path))
     if path.is_dir():
+        check_folder(path)
         for pattern, form in zip(_KINDS, ("safetensors", "gguf", "pytorch"), strict=True):
             files = [file for file in path.glob(pattern) if file.is_file()]
             if files:
                 check_files(form, path, files)
                 return form, sum(file.stat().st_size for file in files)
         raise UserError(f"{path} holds no weights ({', '.join(_KINDS)}).")
-    raise UserError(f"{path}: a model is a folder or a .gguf file; this is neither.")
+    raise no_model(path)
 
 
 def parts_of(path: Path) -> list[Path]:

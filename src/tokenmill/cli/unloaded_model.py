@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tokenmill.checkpoint.gguf_file import open_gguf
 from tokenmill.checkpoint.hub import check_place
+from tokenmill.checkpoint.no_model import check_folder, check_gguf, no_model
 from tokenmill.checkpoint.stored import find_stored
 from tokenmill.checkpoint.stored_names import without_hub
 from tokenmill.core.config import EngineConfig
@@ -41,9 +42,12 @@ def look_for(name: str) -> None:
         check_place(name)
     elif path.is_dir():
         if any(path.glob("*.safetensors")) or not any(path.glob("*.gguf")):
+            check_folder(path)
             read_object(path / "config.json", MOST_CONFIG_BYTES)
     elif path.suffix == ".gguf":
-        open_gguf(path)
+        check_gguf(open_gguf(path), path)
+    else:
+        raise no_model(path)
 
 
 def look_for_one_of_several(name: str) -> None:

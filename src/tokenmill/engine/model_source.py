@@ -14,6 +14,7 @@ from tokenmill.checkpoint.dummy import DummyCheckpoint
 from tokenmill.checkpoint.folder import open_checkpoint, read_config, read_generation_config
 from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.checkpoint.hub import Hub, resolve_model
+from tokenmill.checkpoint.no_model import check_folder, no_model
 from tokenmill.checkpoint.pooling_files import folder_vectors, gguf_vectors
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import UserError
@@ -61,6 +62,7 @@ class FolderSource:
 
     def config(self) -> dict[str, Any]:
         """config.json."""
+        check_folder(self.path)
         return read_config(self.path)
 
     def generation(self) -> dict[str, Any]:
@@ -126,7 +128,7 @@ def find_source(name: str, revision: str | None = None, hub: Hub | None = None) 
     path = demo_model(name) or resolve_model(name, revision, hub)
     if path.is_file():
         if path.suffix != ".gguf":
-            raise UserError(f"{path}: a model is a folder or a .gguf file; this is neither.")
+            raise no_model(path)
         return GgufSource(path)
     if path.is_dir() and not any(any(path.glob(pattern)) for pattern in _WEIGHTS):
         files = [file for file in sorted(path.glob("*.gguf")) if not _LATER_PART.fullmatch(file.name)]

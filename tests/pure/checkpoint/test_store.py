@@ -360,7 +360,7 @@ INDEX = {"pytorch_model.bin.index.json": json.dumps({"weight_map": _PLACES}).enc
         ({"a.gguf": gguf_of(b"mmproj")}, "sees or hears, not a model"),
         ({"a-00001-of-00002.gguf": GGUF, "a-00002-of-00002.gguf": PAGE}, "a web page"),
         ({"model.safetensors": NOTHING.ljust(100)}, "no config.json"),
-        ({"model.safetensors": NOTHING.ljust(100), "adapter_config.json": b"{}"}, "no config.json.*an adapter"),
+        ({"model.safetensors": NOTHING.ljust(100), "adapter_config.json": b"{}"}, "it is an adapter, not a model"),
         ({"model.safetensors": NOTHING.ljust(100), "config.json": b"[]"}, "must hold a JSON object"),
         ({"model.safetensors": NOTHING.ljust(100), "config.json": PAGE}, "a web page"),
         ({"model.safetensors": b"hello, world, this is no model", "config.json": b"{}"}, "its header claims"),
