@@ -337,7 +337,7 @@ class AsyncLLM:
         context = self.service.built.context
         return make_request(name, text, ids, params, context=context, arrival=time.perf_counter(), **fields)
 
-    async def _follow(self, request: Request, lora_request: LoRARequest | None) -> AsyncIterator[RequestOutput]:
+    async def _follow(self, request: Request, lora_request: LoRARequest | None = None) -> AsyncIterator[RequestOutput]:
         accumulator = Accumulator(request, lora_request)
         kind = accumulator.kind
         async with contextlib.aclosing(self._deltas(request)) as deltas:

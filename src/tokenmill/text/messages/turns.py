@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenmill.core.errors import ParameterError, shown
+from tokenmill.core.errors import ParameterError
 
 ROLES = ("assistant", "developer", "function", "system", "tool", "user")
 """Roles that every template may be given: it refuses those that it has no place for."""
@@ -22,8 +22,8 @@ def check_turns(messages: Sequence[Mapping[str, Any]], template: str) -> None:
         where, role = f"messages.{number}", message.get("role")
         if not isinstance(role, str) or not (role in ROLES or _named(role, template)):
             known = f"{', '.join(ROLES)}, or a role that the chat template names"
-            found = "it is missing" if role is None else f"not {shown(role)}"
-            raise ParameterError(f"{where}.role must be one of {known}; {found}.", param=f"{where}.role")
+            found = "; it is missing" if role is None else ""  # a wrong one is not repeated: it may hold anything
+            raise ParameterError(f"{where}.role must be one of {known}{found}.", param=f"{where}.role")
         if message.get("content") is None and not (role == "assistant" and _says_otherwise(message)):
             raise ParameterError(
                 f"{where}.content is missing: only a message of the assistant with tool_calls or reasoning may lack "
