@@ -76,11 +76,10 @@ def gated_norm(
 ) -> Tensor:
     """x and gate [T, D] -> act(gate) norm(x), or norm(act(gate) x). Every `size` numbers of a row are normed alone."""
     pieces, gates = x.float().reshape(-1, size), gate.float().reshape(-1, size)
-    gates = (
-        row_stable.softplus(gates)
-        if act == "softplus"
-        else ((gates if act == "silu" else 1.0) * row_stable.sigmoid(gates))
-    )
+    if act == "softplus":
+        gates = row_stable.softplus(gates)
+    else:
+        gates = (gates if act == "silu" else 1.0) * row_stable.sigmoid(gates)
     if spec is None:
         return (pieces * gates).view(len(x), -1).to(x.dtype)
     pieces = pieces * gates if first else pieces

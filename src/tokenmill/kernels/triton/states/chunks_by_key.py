@@ -16,22 +16,12 @@ from torch import Tensor
 
 from tokenmill.compute.forward import DeltaSpec, ForwardContext
 from tokenmill.kernels.triton.common import pow2, sigmoid
-from tokenmill.kernels.triton.states.recurrent import SHORT, find_part, parts_of, softplus
+from tokenmill.kernels.triton.states.recurrent import SHORT, find_part, parts_of, product, softplus
 
 SIZE = 64
 """Tokens of a chunk."""
 LINES, WARPS = 16, 8
 """Tokens of a block of it, and the warps that take one."""
-
-
-@triton.jit
-def product(a, b, EXACT: tl.constexpr):
-    """a @ b in float32; EXACT: of float32 numbers, as they are."""
-    if EXACT:
-        found = tl.dot(a, b, input_precision="ieee")
-    else:
-        found = tl.dot(a, b)
-    return found
 
 
 @triton.jit(do_not_specialize=["sequences"])

@@ -36,6 +36,16 @@ def softplus(x):
 
 
 @triton.jit
+def product(a, b, EXACT: tl.constexpr):
+    """a @ b in float32; EXACT: of float32 numbers, as they are."""
+    if EXACT:
+        found = tl.dot(a, b, input_precision="ieee")
+    else:
+        found = tl.dot(a, b)
+    return found
+
+
+@triton.jit
 def find_part(start_ptr, part, sequences, SIZE: tl.constexpr):
     """The sequence of this part, and which of its parts it is; there may be no such tokens. (A loop: were the number of
     sequences a constant, a step with more of them than any before it would wait for a compiler.)"""

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, SpaceSpec
 from tokenmill.kernels.triton.common import INTERPRETED, least_of, most_of, pow2
-from tokenmill.kernels.triton.states.chunks import product
-from tokenmill.kernels.triton.states.recurrent import SHORT, softplus
+from tokenmill.kernels.triton.states.recurrent import SHORT, product, softplus
 from tokenmill.kernels.triton.states.space import HIGHEST
 
 SIZE = 64
