@@ -6,7 +6,7 @@ Weights are invented, so nothing that a drafter guesses would ever be right. A s
 where drafts are verified each draft is taken as right with probability p, by a hash of its row and position that
 neither the drafter nor the control knows. All else is as in service: plans in flight, recorded steps, the control
 switched on. Shown are tokens per second of the same requests with and without drafts, their ratio, and tokens per
-step. (What the stand-in itself costs, some small operations a step, counts against the drafts.)
+step. (What the stand-in itself costs, one launch a step, counts against the drafts.)
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import traceback
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from geometries import GEOMETRIES, few_layers
@@ -31,13 +33,33 @@ MEDUSA = {"num_heads": 4, "num_hidden_layers": 1, "original_lm_head": True, "med
 EAGLE3 = {**TARGET, "num_hidden_layers": 1, "draft_vocab_size": 32000}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "draft": (DRAFT, {}, {}),
+    "draft-int4": (DRAFT, {"quantization": "int4"}, {}),
     "draft-fp8": (DRAFT, {}, {"quantization": "fp8"}),
+    "draft-int4-fp8": (DRAFT, {"quantization": "int4"}, {"quantization": "fp8"}),
     "medusa": (MEDUSA, {"method": "medusa"}, {}),
     "eagle3": (EAGLE3, {"method": "eagle3"}, {}),
     "eagle3-fp8": (EAGLE3, {"method": "eagle3"}, {"quantization": "fp8"}),
 }
 """The drafter's config, its method, and options of the engine (which the plain one has, too)."""
-MIX = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+AHEAD = tl.constexpr(64)
+"""No row has so many drafts."""
+
+
+@triton.jit(do_not_specialize=["count", "bound", "vocabulary", "places"])
+def _force_kernel(grant_ptr, length_ptr, token_ptr, marked_ptr, count, bound, vocabulary, places):
+    """What the target says of one row's drafts: the draft where a hash of its row and place is small, else another."""
+    grant = grant_ptr + tl.program_id(0)
+    row, first = tl.load(grant).to(tl.int64), tl.load(grant + count)
+    ahead = tl.arange(0, AHEAD)
+    place = tl.load(length_ptr + row) + ahead.to(tl.int64)
+    tried = ahead < tl.load(grant + 2 * count)
+    draft = tl.load(token_ptr + row * places + tl.minimum(place, places - 1), mask=tried, other=0).to(tl.int64)
+    mixed = (place * 1000003 + row + 12345) * -7046029254386353131
+    mixed = (mixed ^ ((mixed >> 29) & 0x7FFFFFFFF)) * -7046029254386353131
+    said = tl.where(((mixed >> 40) & 0xFFFFFF) < bound, draft, (draft + 1) % vocabulary)
+    tl.store(marked_ptr + first + ahead, said, mask=tried)
 
 
 def force(llm: LLM, p: float) -> None:
@@ -56,20 +78,8 @@ def force(llm: LLM, p: float) -> None:
         length: Tensor,
         computed: Tensor,
     ) -> tuple[Tensor | None, Tensor]:
-        row_ids, first, tried = grants
-        ahead = torch.arange(most, device=marked.device)
-        places = length[row_ids][:, None] + ahead
-        drafts = tokens[row_ids[:, None], places.clamp(max=tokens.shape[1] - 1)].long()
-        mixed = (places * 1000003 + row_ids[:, None] + 12345) * MIX
-        mixed = (mixed ^ ((mixed >> 29) & 0x7FFFFFFFF)) * MIX
-        right = ((mixed >> 40) & 0xFFFFFF) < bound
-        said = torch.where(right, drafts, (drafts + 1) % vocabulary)
-        lines = (first[:, None] + ahead).clamp(max=marked.shape[0] - 1)
-        tries = ahead < tried[:, None]
-        # Lines that nobody tried are written with what they hold, from a copy: two places of `lines` may be the same.
-        spare = torch.cat((marked, marked.new_zeros(1)))
-        spare[torch.where(tries, lines, marked.shape[0])] = said
-        marked.copy_(spare[:-1])
+        sent = grants.contiguous()
+        _force_kernel[(sent.shape[1],)](sent, length, tokens, marked, sent.shape[1], bound, vocabulary, tokens.shape[1])
         return honest(grants, most, parents, marked, tokens, length, computed)
 
     kernels.accept_ = accept_

@@ -126,6 +126,7 @@ def test_long_prompts_through_keys_and_values_of_heads(sizes, stored, monkeypatc
 
     latent, plain, rest, wide = sizes
     monkeypatch.setattr(unfolded, "_ROOM", 2 * 2048 * (plain + wide) * 5)
+    monkeypatch.setattr(unfolded, "_WORK", 0)
     angle = torch.arange(4096.0)[:, None] * (10000.0 ** -torch.linspace(0, 1, rest // 2))
     rope = RopeSpec(angle.cos().cuda(), angle.sin().cuda(), rest, interleaved=True, start=latent)
     kv = KVSpec("latent", 1, latent + rest, latent)

@@ -454,9 +454,14 @@ def _check_only(name: str, value: Any, known: tuple[Any, ...]) -> None:
         raise ModelError(f"config.json: '{name}' = {_short(value)} is not supported (only {only}).")
 
 
+_EARLIER_KINDS = {"indexed_attention": "deepseek_sparse_attention"}
+"""What earlier releases of Transformers wrote for a kind of layer."""
+
+
 def _check_layers(kinds: Any, only: str, config: Mapping[str, Any]) -> None:
     """A family whose layers are all of one kind; without a window both names mean the same."""
-    allowed = (only,) if config.get("sliding_window") else (only, "full_attention")
+    names = (only, _EARLIER_KINDS.get(only, only))
+    allowed = names if config.get("sliding_window") else (*names, "full_attention")
     usable = isinstance(kinds, list) and len(kinds) == config.get("num_hidden_layers", config.get("n_layer"))
     if kinds is not None and not (usable and all(kind in allowed for kind in kinds)):
         raise ModelError(f"config.json: 'layer_types' = {_short(kinds)} is not supported (only '{only}' layers).")

@@ -23,7 +23,7 @@ from tokenmill.kernels.triton.experts import mixture  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.products.adapters import _expand_kernel  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow import pack8  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_gemv import SpreadRow  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_gemv import SpreadRows  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_linear import narrow_way  # noqa: E402
 from tokenmill.quant.grid import GridWeight  # noqa: E402
 
@@ -96,7 +96,7 @@ def test_a_gated_row_that_is_spread_on_the_way_keeps_nan() -> None:
     x[0, 3] = NAN
     kernels.launch.narrow_ways = {"int8/rows 1 64x32 silu_mul": ("gemv", 4, 16, 1, 0)}
     inner = kernels.product(x, up, act="silu_mul")
-    assert isinstance(inner, SpreadRow) and kernels.product(inner, down).isnan().all()
+    assert isinstance(inner, SpreadRows) and kernels.product(inner, down).isnan().all()
 
 
 # ------------------------------------------------------------ float16

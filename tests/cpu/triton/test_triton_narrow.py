@@ -14,7 +14,7 @@ from tokenmill.kernels.triton.common import Scratch  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8, unpack4  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_gemv import KINDS as STORED  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_gemv import SpreadRow, narrow_gemv, spread_rows  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_gemv import SpreadRows, narrow_gemv, spread_rows  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_linear import default_stream, narrow_operation  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_round import round_rows, widened  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_thin import narrow_thin  # noqa: E402
@@ -72,15 +72,18 @@ def test_one_row(kind, act, fused):
     rounded, errors = met(words, stored, inner)
     assert ((rounded - (x if norm is None else REFERENCE.norm(x, norm))[0]).abs() <= errors * 1.001 + 1e-9).all()
     assert relative(found, exact(rounded[None], weight, None, act, residual)) < 1e-4
+    rows = torch.cat((torch.randn(2, inner), x))
+    beside = None if residual is None else residual.expand(3, -1).contiguous()
+    assert torch.equal(narrow_gemv(rows, weight, norm, act, beside, pdl=False, config=config)[2:], found)
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 @pytest.mark.parametrize("width", [32, 40])
 def test_a_gated_row_is_spread_for_the_next_matrix(kind, width):
     up, down = matrix(kind, 2 * width, 64), matrix(kind, 12, width)
-    x = torch.randn(1, 64)
+    x = torch.randn(2, 64)
     inner = narrow_gemv(x, up, None, "silu_mul", None, pdl=False, config=(16, 16, 1, 0))
-    assert isinstance(inner, SpreadRow) and inner.words.shape == (3 * width // 4,)
+    assert isinstance(inner, SpreadRows) and inner.words.shape == (2, 3 * width // 4)
     want = narrow_gemv(inner.clone(), down, None, None, None, pdl=False, config=(4, 16, 1, 0))
     found = narrow_gemv(inner, down, None, None, None, pdl=False, config=(4, 16, 1, 0))
     assert type(found) is torch.Tensor and torch.equal(found, want)
@@ -93,7 +96,7 @@ def test_only_the_row_itself_counts_as_spread():
     kernels.launch.narrow_ways = {narrow_operation(1, up, "silu_mul"): ("gemv", 4, 16, 1, 0)}
     x = torch.randn(1, 32)
     inner = kernels.product(x, up, act="silu_mul")
-    assert isinstance(inner, SpreadRow)
+    assert isinstance(inner, SpreadRows)
     first = kernels.product(inner, down)
     assert torch.equal(first, kernels.product(inner.clone(), down))
     assert type(inner * 2) is type(inner.view(32)) is torch.Tensor

@@ -1,4 +1,4 @@
-"""One row times a matrix of 8 or 4 bit numbers. Owns: the two kernels that stream it once.
+"""A few rows times a matrix of 8 or 4 bit numbers. Owns: the two kernels that stream it once.
 
 The first writes what a word of 32 bits needs of the activations (norm, largest magnitude, rounding), once for all rows
 of the weight; the second has begun to read weights by then. All its tensors are [BN or 1, words], so that no layout has
@@ -29,7 +29,8 @@ from tokenmill.kernels.triton.quantised.narrow_words import (
     above_zero,
     bytes4,
     dot4,
-    dot_float8,
+    dot_pairs,
+    float8_pairs,
     half_pair,
     halves,
     largest_of,
@@ -261,8 +262,25 @@ def dots_of_group(
 
 
 @triton.jit
+def _unpacked(w, KIND: tl.constexpr, TABLE: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, WIDE: tl.constexpr):
+    """Words [BN, BJ] as rows of activations meet them, made once for all rows: bytes of 4 bit numbers, four words at a
+    time, or pairs of halves of float8."""
+    if KIND == 2:
+        w0, w1, w2, w3 = in_fours(w, BN, BJ // 4)
+        e0, o0 = bytes_of(w0, TABLE, WIDE)
+        e1, o1 = bytes_of(w1, TABLE, WIDE)
+        e2, o2 = bytes_of(w2, TABLE, WIDE)
+        e3, o3 = bytes_of(w3, TABLE, WIDE)
+        return (e0, e1, e2, e3), (o0, o1, o2, o3)
+    elif KIND == 0:
+        return float8_pairs(w, WIDE)
+    else:
+        return w, w
+
+
+@triton.jit
 def _nibbles(
-    w, xa, xb, most, scales, zeros, rows, zero_rows, start, acc,
+    even, odd, xa, xb, most, scales, zeros, rows, zero_rows, start, acc,
     LAST: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, BN: tl.constexpr,
     BJ: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -270,11 +288,6 @@ def _nibbles(
     block of columns. Groups narrower than a word's planes are summed one by one."""
     Q: tl.constexpr = BJ // 4
     SUMS: tl.constexpr = 1 if GROUP >= 128 else 128 // GROUP if GROUP >= 32 else 4
-    w0, w1, w2, w3 = in_fours(w, BN, Q)
-    e0, o0 = bytes_of(w0, TABLE, WIDE)
-    e1, o1 = bytes_of(w1, TABLE, WIDE)
-    e2, o2 = bytes_of(w2, TABLE, WIDE)
-    e3, o3 = bytes_of(w3, TABLE, WIDE)
     a = in_fours(xa, 1, Q)
     b = in_fours(xb, 1, Q)
     part = tl.zeros((BN, Q), dtype=tl.float32)
@@ -282,7 +295,7 @@ def _nibbles(
     for g in tl.static_range(SUMS):
         if ZERO:
             zero = _of_one(zeros, zero_rows, start, g, LAST, GROUP, BJ).to(tl.int32)
-        dots = dots_of_group((e0, e1, e2, e3), (o0, o1, o2, o3), a, b, zero, g, SUMS, TABLE, BN, 1, Q, WIDE)
+        dots = dots_of_group(even, odd, a, b, zero, g, SUMS, TABLE, BN, 1, Q, WIDE)
         part += dots * _of_one(scales, rows, start, g, LAST, GROUP, BJ).to(tl.float32)
     return acc + part * most
 
@@ -293,18 +306,19 @@ def _products(
     KIND: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, ZERO: tl.constexpr,
     TABLE: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """acc + the numbers of each word times activations times what scales there are per group or block."""
+    """acc + the numbers of each word (`_unpacked`) times activations times what scales there are per group or block."""
     if KIND == 2:
         acc = _nibbles(
-            w, xa, xb, most, scales, zeros, rows, zero_rows, start, acc, LAST, GROUP, ZERO, TABLE, BN, BJ, WIDE
-        )
+            w[0], w[1], xa, xb, most, scales, zeros, rows, zero_rows, start, acc,
+            LAST, GROUP, ZERO, TABLE, BN, BJ, WIDE,
+        )  # fmt: skip
     else:
         if SPAN > 1:
             most = most * _each(_of_group(rows, start, LAST, GROUP, BJ), 1, BJ)
         if KIND == 0:
-            acc = dot_float8(w, xa, xb, most, acc, WIDE)
+            acc = dot_pairs(w[0], w[1], xa, xb, most, acc, WIDE)
         else:
-            dots = dot4(w, xa, tl.zeros((1, BJ), dtype=tl.int32), WIDE).to(tl.float32) * most
+            dots = dot4(w[0], xa, tl.zeros((1, BJ), dtype=tl.int32), WIDE).to(tl.float32) * most
             if GROUP > 0:
                 dots = dots * _each(_of_group(rows, start, LAST, GROUP, BJ), BN, BJ).to(tl.float32)
             acc += dots
@@ -314,7 +328,7 @@ def _products(
 @triton.jit
 def _gemv_kernel(
     x_ptr, w_ptr, scale_ptr, zero_ptr, bias_ptr, residual_ptr, out_ptr, emit_ptr, N,
-    K: tl.constexpr, WORDS: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, KIND: tl.constexpr,
+    ROWS: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, KIND: tl.constexpr,
     GROUP: tl.constexpr, SPAN: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
     ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr, EMITS: tl.constexpr, EARLY: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
@@ -366,8 +380,8 @@ def _gemv_kernel(
                 z_u = _of_blocks(zero_rows_u, 0, K - 1, GROUP, BJ)
     wait(PDL)
     WIDTH: tl.constexpr = BJ // 4 if KIND == 2 else BJ
-    acc = tl.zeros((BN, WIDTH), dtype=tl.float32)
-    acc_u = tl.zeros((BN, WIDTH), dtype=tl.float32)
+    acc = (tl.zeros((BN, WIDTH), dtype=tl.float32),) * ROWS
+    acc_u = (tl.zeros((BN, WIDTH), dtype=tl.float32),) * ROWS
     for start in tl.static_range(0, WORDS, BJ):
         if start + BJ < WORDS:
             w_next = read_words(weights, start + BJ, j, WORDS, BJ)
@@ -381,23 +395,33 @@ def _gemv_kernel(
                 s_u_next = _of_blocks(rows_u, start + BJ, K - 1, GROUP, BJ)
                 if ZERO:
                     z_u_next = _of_blocks(zero_rows_u, start + BJ, K - 1, GROUP, BJ)
-        xa = read_words(x_ptr + j, start, j, WORDS, BJ)
-        xb = xa
-        if KIND != 1:
-            xb = read_words(x_ptr + WORDS + j, start, j, WORDS, BJ)
-        if KIND == 2:  # four words share a step
-            q = start + tl.arange(0, WIDTH)[:, None] * 4
-            most = tl.trans(tl.load(x_ptr + 2 * WORDS + q, mask=q < WORDS, other=0)).to(tl.float32, bitcast=True)
-        else:
-            most = read_words(x_ptr + 2 * WORDS + j, start, j, WORDS, BJ).to(tl.float32, bitcast=True)
-        acc = _products(
-            w, xa, xb, most, s, z, rows, zero_rows, start, acc, KIND, K - 1, GROUP, SPAN, ZERO, TABLE, BN, BJ, WIDE
-        )
+        codes = _unpacked(w, KIND, TABLE, BN, BJ, WIDE)
         if GATED:
-            acc_u = _products(
-                u, xa, xb, most, s_u, z_u, rows_u, zero_rows_u, start, acc_u,
+            codes_u = _unpacked(u, KIND, TABLE, BN, BJ, WIDE)
+        sums = ()
+        sums_u = ()
+        for row in tl.static_range(ROWS):
+            spread = x_ptr + row * 3 * WORDS
+            xa = read_words(spread + j, start, j, WORDS, BJ)
+            xb = xa
+            if KIND != 1:
+                xb = read_words(spread + WORDS + j, start, j, WORDS, BJ)
+            if KIND == 2:  # four words share a step
+                q = start + tl.arange(0, WIDTH)[:, None] * 4
+                most = tl.trans(tl.load(spread + 2 * WORDS + q, mask=q < WORDS, other=0)).to(tl.float32, bitcast=True)
+            else:
+                most = read_words(spread + 2 * WORDS + j, start, j, WORDS, BJ).to(tl.float32, bitcast=True)
+            sums += (_products(
+                codes, xa, xb, most, s, z, rows, zero_rows, start, acc[row],
                 KIND, K - 1, GROUP, SPAN, ZERO, TABLE, BN, BJ, WIDE,
-            )  # fmt: skip
+            ),)  # fmt: skip
+            if GATED:
+                sums_u += (_products(
+                    codes_u, xa, xb, most, s_u, z_u, rows_u, zero_rows_u, start, acc_u[row],
+                    KIND, K - 1, GROUP, SPAN, ZERO, TABLE, BN, BJ, WIDE,
+                ),)  # fmt: skip
+        acc = sums
+        acc_u = sums_u
         if start + BJ < WORDS:
             w = w_next
             if GATED:
@@ -410,41 +434,42 @@ def _gemv_kernel(
                 s_u = s_u_next
                 if ZERO:
                     z_u = z_u_next
-    y = tl.sum(acc, axis=1)
-    if GATED:
-        y_u = tl.sum(acc_u, axis=1)
-    if GROUP == 0:
-        y = y * tl.load(scale_ptr + safe)
+    for row in tl.static_range(ROWS):
+        y = tl.sum(acc[row], axis=1)
         if GATED:
-            y_u = y_u * tl.load(scale_ptr + safe + N)
-    if BIAS:
-        y += tl.load(bias_ptr + n, mask=real, other=0.0).to(tl.float32)
+            y_u = tl.sum(acc_u[row], axis=1)
+        if GROUP == 0:
+            y = y * tl.load(scale_ptr + safe)
+            if GATED:
+                y_u = y_u * tl.load(scale_ptr + safe + N)
+        if BIAS:
+            y += tl.load(bias_ptr + n, mask=real, other=0.0).to(tl.float32)
+            if GATED:
+                y_u += tl.load(bias_ptr + N + n, mask=real, other=0.0).to(tl.float32)
         if GATED:
-            y_u += tl.load(bias_ptr + N + n, mask=real, other=0.0).to(tl.float32)
-    if GATED:
-        y = gated_act(y, y_u, ACT)
-    else:
-        y = plain_act(y, ACT)
-    if RESIDUAL:
-        y += tl.load(residual_ptr + n, mask=real, other=0.0).to(tl.float32)
-    y = y.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + n, y, mask=real)
-    if EMITS:
-        _emit(emit_ptr, y.to(tl.float32), tl.program_id(0), N, BN, KIND, WIDE)
+            y = gated_act(y, y_u, ACT)
+        else:
+            y = plain_act(y, ACT)
+        if RESIDUAL:
+            y += tl.load(residual_ptr + row * N + n, mask=real, other=0.0).to(tl.float32)
+        y = y.to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + row * N + n, y, mask=real)
+        if EMITS:
+            _emit(emit_ptr + row * (N // 4 * 3), y.to(tl.float32), tl.program_id(0), N, BN, KIND, WIDE)
 
 
-class SpreadRow(Tensor):
-    """A row [1, N] that its product has also left as words of a next matrix of that type meet it. Whatever else is
-    done with it gives plain tensors."""
+class SpreadRows(Tensor):
+    """Rows [M, N] that their product has also left as words of a next matrix of that type meet them. Whatever else is
+    done with them gives plain tensors."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     words: Tensor
     type_of_words: torch.dtype
 
     @classmethod
-    def of(cls, row: Tensor, words: Tensor, type_of_words: torch.dtype) -> SpreadRow:
-        """The row and its words."""
-        made = row.as_subclass(cls)
+    def of(cls, rows: Tensor, words: Tensor, type_of_words: torch.dtype) -> SpreadRows:
+        """The rows and their words."""
+        made = rows.as_subclass(cls)
         made.words, made.type_of_words = words, type_of_words
         return made
 
@@ -453,37 +478,37 @@ def narrow_gemv(
     x: Tensor, weight: NarrowMatrix, norm: NormSpec | None, act: str | None, residual: Tensor | None,
     *, pdl: bool, config: tuple[int, int, int, int],
 ) -> Tensor:  # fmt: skip
-    """x [1, K] -> residual + act(norm(x) @ weight.T + bias), as a SpreadRow if that was made on the way, too; config
-    (BN, words in a piece, warps, early lines).
+    """Few rows x [M, K] -> residual + act(norm(x) @ weight.T + bias), as SpreadRows if that was made on the way, too;
+    config (BN, words in a piece, warps, early lines).
 
     K must be a multiple of 4; BN must divide a block of scales, and a gated activation's halves must begin at a block's
     border."""
-    inner = x.shape[1]
+    rows, inner = x.shape
     activation, gated = act_parts(act)
     width = weight.shape[0] // 2 if gated else weight.shape[0]
     block_n, block_j, warps, early = config
     kind = KINDS[weight.data.dtype]
     words = weight.data.shape[1] * weight.data.element_size() // 4
     block_j = min(block_j, max(16, pow2(words)))
-    if isinstance(x, SpreadRow) and x.type_of_words == weight.data.dtype and norm is None:
+    if isinstance(x, SpreadRows) and x.type_of_words == weight.data.dtype and norm is None:
         spread = x.words
     else:
         spread = spread_rows(x, words, kind, norm, pdl=pdl)
     # A program's results are whole words of the next matrix, if that is of the same kind.
     emits = gated and kind < 2 and block_n % 4 == 0 and width % 4 == 0
-    emitted = torch.empty(3 * width // 4, dtype=torch.int32, device=x.device) if emits else None
-    out = torch.empty((1, width), dtype=x.dtype, device=x.device)
+    emitted = torch.empty((rows, 3 * width // 4), dtype=torch.int32, device=x.device) if emits else None
+    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     lying = weight.scales if weight.row_scales is None else weight.row_scales
     _gemv_kernel[(triton.cdiv(width, block_n),)](
         spread, weight.data, lying, weight.row_zeros if weight.row_zeros is not None else lying, weight.bias, residual,
         out, emitted, width,
-        K=inner, WORDS=words, BN=block_n, BJ=block_j, KIND=kind,
+        ROWS=rows, K=inner, WORDS=words, BN=block_n, BJ=block_j, KIND=kind,
         GROUP=weight.group, SPAN=BLOCK if weight.blocks else 1, ZERO=weight.row_zeros is not None, TABLE=weight.table,
         ACT=activation, GATED=gated, BIAS=weight.bias is not None, RESIDUAL=residual is not None,
         EMITS=emits, EARLY=early if pdl and words > block_j else 0, WIDE=INTERPRETED, PDL=pdl,
         num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
-    return out if emitted is None else SpreadRow.of(out, emitted, weight.data.dtype)
+    return out if emitted is None else SpreadRows.of(out, emitted, weight.data.dtype)
 
 
 def spread_rows(x: Tensor, words: int, kind: int, norm: NormSpec | None, *, pdl: bool) -> Tensor:

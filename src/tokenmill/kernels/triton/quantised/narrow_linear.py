@@ -1,9 +1,10 @@
 """A product with a packed weight. Owns: which kernel serves which shape, and when activations are rounded.
 
-One row is multiplied nearly as it is (narrow_words.py). Two and more are rounded to the weight's own 8 bits, row by
-row, where the weight has a scale per row or per block: tensor cores then take both as they lie. Weights with a scale
-per group of columns are widened on their way, or beforehand where there are many rows. Ways, as in ways_by_shape.py:
-    ["gemv", BN, words, warps, early lines]              one row
+One row is multiplied nearly as it is (narrow_words.py), and so are a few rows of a 4 bit weight. More are rounded to
+the weight's own 8 bits, row by row, where the weight has a scale per row or per block: tensor cores then take both as
+they lie. Weights with a scale per group of columns are widened on their way, or beforehand where there are many rows.
+Ways, as in ways_by_shape.py:
+    ["gemv", BN, words, warps, early lines]              one row, of 4 bits a few
     ["thin", BN, BK, split, stages, warps, prefetch]     few rows
     ["stream", BN, BM, split, stages, warps, registers]  some rows, 4 bits, on Hopper
     ["wide", BM, BN, BK, stages, warps]                  many rows, rounded
@@ -106,8 +107,18 @@ def default_narrow(
     return ("thin", 64, BLOCK, 1, 2, 4, 2) if small else ("thin", 64, block_k, split, 4, 4, 2)
 
 
-def default_gemv(weight: NarrowMatrix, *, gated: bool) -> Way:
-    """Four bits: two rows a program of what is gated, or long with few scales; else four."""
+def _rows_by_gemv(x: Tensor, weight: NarrowMatrix) -> int:
+    """So many rows are multiplied as one is: unpacking 4 bits is done once for all, and what is left to do for a row
+    costs less than tensor cores' way does. Narrow groups have more to do for each row."""
+    if weight.bits == 8 or x.shape[1] % 4:
+        return 1
+    return 4 if weight.group >= BLOCK else 2
+
+
+def default_gemv(weight: NarrowMatrix, *, gated: bool, several: bool = False) -> Way:
+    """Four bits: two rows a program of what is gated, or long with few scales; else four. several: rows of x."""
+    if several:
+        return ("gemv", 2, 256, 1, 0) if gated else ("gemv", 4, 256, 2, 0)
     if weight.bits == 8:
         return "gemv", 4 if gated else 8, 256, 2, 0
     long = weight.shape[1] >= 8192 and weight.group >= BLOCK
@@ -152,7 +163,7 @@ def narrow_linear(
     way: Way,
 ) -> Tensor:
     """x [T, K] -> residual + act(norm(x) @ weight.T + bias) [T, N], by a kernel of ours: the ways "gemv", "thin",
-    "stream" and "wide". The result for one row may be a SpreadRow."""
+    "stream" and "wide". The result for one row may be a SpreadRows."""
     pdl, scratch = launch.pdl, launch.scratch
     if way[0] == "gemv":
         return narrow_gemv(x, weight, norm, act, residual, pdl=pdl, config=way[1:])
@@ -198,6 +209,8 @@ def narrow_way(launch: Launch, x: Tensor, weight: NarrowMatrix, act: Act | None)
         return ("widen",)
     if x.shape[1] > _WIDEST or (weight.blocks and gated and width % BLOCK):
         return ("widen",)  # a row that is not rounded in one pass; halves that share blocks of scales
+    if 1 < x.shape[0] <= _rows_by_gemv(x, weight):
+        return default_gemv(weight, gated=gated, several=True)
     found = _measured(launch.narrow_ways, x.shape[0], weight, act)
     streams = launch.hopper and can_stream(x, weight, gated=gated)
     if found is None or (found[0] == "stream" and not streams) or (found[0] == "library" and not library):

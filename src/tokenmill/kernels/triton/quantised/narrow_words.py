@@ -99,27 +99,48 @@ def float8_of(w, I: tl.constexpr):
 
 
 @triton.jit
-def dot_float8(w, xa, xb, scale, acc, WIDE: tl.constexpr):
-    """acc + scale * the four float8 of w times the float16 pairs xa and xb."""
+def float8_pairs(w, WIDE: tl.constexpr):
+    """The four float8 of each word as float16 pairs, in two int32."""
     if WIDE:
-        a0 = (xa << 16 >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        a1 = (xa >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        b0 = (xb << 16 >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        b1 = (xb >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        y = float8_of(w, 0) * a0 + float8_of(w, 1) * a1 + float8_of(w, 2) * b0 + float8_of(w, 3) * b1
-        return acc + y * scale
+        return (
+            half_pair(float8_of(w, 0), float8_of(w, 1), WIDE),
+            half_pair(float8_of(w, 2), float8_of(w, 3), WIDE),
+        )
     else:
         return tl.inline_asm_elementwise(
-            """{ .reg .b16 s, t; .reg .b32 a, b; .reg .f32 f, g;
-            mov.b32 {s, t}, $1;
-            cvt.rn.f16x2.e4m3x2 a, s;
-            cvt.rn.f16x2.e4m3x2 b, t;
-            mul.rn.f16x2 a, a, $2;
-            fma.rn.f16x2 a, b, $3, a;
+            """{ .reg .b16 s, t;
+            mov.b32 {s, t}, $2;
+            cvt.rn.f16x2.e4m3x2 $0, s;
+            cvt.rn.f16x2.e4m3x2 $1, t; }""",
+            "=r,=r,r", [w], dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def _halves16(pair):
+    """Two float16 in an int32 -> float32, float32."""
+    low = (pair << 16 >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return low, (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def dot_pairs(wa, wb, xa, xb, scale, acc, WIDE: tl.constexpr):
+    """acc + scale * the float16 pairs wa and wb times xa and xb."""
+    if WIDE:
+        w0, w1 = _halves16(wa)
+        w2, w3 = _halves16(wb)
+        a0, a1 = _halves16(xa)
+        b0, b1 = _halves16(xb)
+        return acc + (w0 * a0 + w1 * a1 + w2 * b0 + w3 * b1) * scale
+    else:
+        return tl.inline_asm_elementwise(
+            """{ .reg .b16 s, t; .reg .b32 a; .reg .f32 f, g;
+            mul.rn.f16x2 a, $1, $3;
+            fma.rn.f16x2 a, $2, $4, a;
             mov.b32 {s, t}, a;
             cvt.f32.f16 f, s;
             cvt.f32.f16 g, t;
             add.f32 f, f, g;
-            fma.rn.f32 $0, f, $4, $5; }""",
-            "=f,r,r,r,f,f", [w, xa, xb, scale, acc], dtype=tl.float32, is_pure=True, pack=1,
+            fma.rn.f32 $0, f, $5, $6; }""",
+            "=f,r,r,r,r,f,f", [wa, wb, xa, xb, scale, acc], dtype=tl.float32, is_pure=True, pack=1,
         )  # fmt: skip
