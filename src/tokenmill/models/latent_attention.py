@@ -127,9 +127,8 @@ class LatentAttention(Projected):
         if not self._adapted(ctx):
             return y
         assert site is not None and rows is not None and rows.adapters is not None
-        slots = rows.adapters[rows.tokens]
         for slot, forms in site.whole.items():
-            at = torch.where(slots == slot)[0]
+            at = torch.where(rows.adapters == slot)[0]
             if len(at):
                 y = y.index_copy(0, at, ctx.kernels.product(x[at], forms.parts[part]))
         return y

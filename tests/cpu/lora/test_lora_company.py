@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from engines import BACKENDS, greedy, open_llm
+from families_helpers import CASES
 from lora_company_helpers import ON, PROMPTS, asked, said
+from making import write_adapter
 
-from tokenmill import SamplingParams, UserError
+from tokenmill import LoRARequest, SamplingParams, UserError
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,20 @@ def test_n_beams_grammars_and_vectors(base: Path, adapters: dict[str, Path]) -> 
         with pytest.raises(UserError, match="one adapter for all texts"):
             llm.score("a", ["b", "c"], use_tqdm=False, lora_request=[one, None])
         assert vectors[0] == vectors[2] != vectors[1]
+
+
+def test_an_absorbed_matrix_in_company(tmp_path: Path) -> None:
+    """Latent attention multiplies by the parts of kv_b_proj, of which each adapter has its own: each row by its own."""
+    folder, prompts = tmp_path / "base", [[token % 67 for token in prompt] for prompt in PROMPTS[:4]]
+    CASES["deepseek-v2-lite"].make(folder)
+    made = [write_adapter(tmp_path / f"a{i}", folder, modules=("kv_b_proj",), seed=i, size=0.5) for i in range(2)]
+    one, two = (LoRARequest(path.name, i + 1, str(path)) for i, path in enumerate(made))
+    company = [None, one, two, one]
+    with open_llm(folder, **ON, kernels=BACKENDS[-1], max_model_len=64, skip_tokenizer_init=True) as llm:
+        alone = [said(llm, [p], greedy(6, logprobs=1), each)[0] for p, each in zip(prompts, company, strict=True)]
+        llm.reset_prefix_cache()
+        assert said(llm, prompts, greedy(6, logprobs=1), company) == alone
+        assert said(llm, prompts[1:2], greedy(6, logprobs=1), two) != alone[1:2]
 
 
 def test_cached_prefixes_belong_to_an_adapter(base: Path, adapters: dict[str, Path]) -> None:
