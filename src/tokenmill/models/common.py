@@ -63,9 +63,16 @@ def read_top_k(c: ModelConfig, count: int, default: int, *names: str) -> int:
     return top_k
 
 
-def rms(c: ModelConfig, name: str, *, offset: float = 0.0) -> Callable[[Build], NormSpec]:
-    """A constructor for a norm over the hidden size."""
-    size, eps = c.need("hidden_size", int), c.get("rms_norm_eps", float, 1e-6, low=0.0)
+def as_unit(b: Build, factor: float) -> float:
+    """What the stream is divided by: the factor of all that layers add to it, so that nothing has to be multiplied; 1:
+    it stays as it is. Norms, which alone read it, see no difference if their epsilon is divided, too. float16 may not
+    hold so large a stream."""
+    return factor if factor > 1e-3 and b.dtype != torch.float16 else 1.0
+
+
+def rms(c: ModelConfig, name: str, *, offset: float = 0.0, unit: float = 1.0) -> Callable[[Build], NormSpec]:
+    """A constructor for a norm over the hidden size; unit: see `as_unit`."""
+    size, eps = c.need("hidden_size", int), c.get("rms_norm_eps", float, 1e-6, low=0.0) / unit**2
     return lambda b: b.norm(name, size, eps, offset=offset)
 
 

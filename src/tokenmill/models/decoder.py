@@ -21,6 +21,8 @@ from tokenmill.layers.embedding import Embedding, Head, splits
 
 Layer = Callable[[Tensor, ForwardContext], Stream]
 """x [T, hidden], context -> [T, hidden]. A layer that returns a Sum accepts one, too (layers/block.py)."""
+Before = Callable[[Build], Callable[[Tensor, ForwardContext], Tensor]]
+"""Makes what is done to embeddings [T, hidden] before the first layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,14 @@ class Ends:
     softcap: float = 0.0
     logit_scale: float = 1.0
     head_bias: bool = False
-    before: Callable[[Build], Callable[[Tensor, ForwardContext], Tensor]] | None = None
+    before: Before | None = None
     """Built once and called with the embeddings: adds learned positions, applies a norm, projects."""
     after: Callable[[Build], Weight] | None = None
     """A projection between the final norm and the head."""
     width: int = 0
     """The width of embedding and head, if it is not the hidden size."""
+    unit: float = 1.0
+    """Layers take and give a stream that is divided by this; the final norm reads it so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class Decoder:
         stand_in = not b.book.kv_specs
         if stand_in:  # layers with states only: positions are still counted, and prefixes found, by pages
             b.add_kv(KVSpec("full", 1, 16, 16))  # as small as can be, and nothing reads them
-        self.softcap, self.logit_scale = ends.softcap, ends.logit_scale
+        self.softcap, self.logit_scale, self.unit = ends.softcap, ends.logit_scale, ends.unit
         self.bias: Tensor | None = None
         """The bias of a tied head, because the embedding's matrix has none."""
         if self.is_last and sizes.tied and ends.head_bias:
@@ -156,7 +160,8 @@ class Decoder:
         for index, layer in enumerate(self.layers, self.first):
             x = layer(x, ctx)
             if taps is not None and index in taps:
-                taps[index] = x = whole(x, ctx)
+                x = whole(x, ctx)
+                taps[index] = x if self.unit == 1.0 else x * self.unit
         x = whole(x, ctx) if self.norm is None else normed(x, self.norm, ctx)[1]
         if taps is not None and -1 in taps:
             taps[-1] = x
@@ -203,7 +208,8 @@ class Decoder:
         if ctx.embeds is not None:
             rows, values = ctx.embeds
             x = x.index_copy(0, rows, values.to(x.dtype))
-        return x if self.before is None else self.before(x, ctx)
+        x = x if self.before is None else self.before(x, ctx)
+        return x if self.unit == 1.0 else x / self.unit
 
 
 def _check_tied(checkpoint: Checkpoint, embedding: str, head: str) -> None:

@@ -1,18 +1,22 @@
 """Falcon-H1: Mamba-2 and attention side by side in every layer, and a factor on whatever enters or leaves a block.
 
 Factors on what attention reads are factors of its scores and of what it gives; those of the state space stand on the
-columns of its first product.
+columns of its first product; that of the feed-forward layer's gate is one of the norm before it, and of what leaves.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import Act, ForwardContext, NormSpec
 from tokenmill.layers.attention import Attention, attention_spec, separate_qkv
+from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
-from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
+from tokenmill.layers.linear import RowLinear
+from tokenmill.layers.mlp import MLP, ByHand, gated_mlp
 from tokenmill.layers.rope import make_rope
 from tokenmill.layers.state_space import StateSpace
 from tokenmill.models.common import read_act, read_heads, read_sizes, rms
@@ -22,25 +26,9 @@ from tokenmill.models.mixers import SpaceKeys, make_space, space_heads
 from tokenmill.models.positions import whole_rope
 from tokenmill.models.rules import LEAST_SCALE
 
+LEAST_GATE = 1e-2
+"""The smallest factor of gates that the norm before them takes up."""
 KEYS = SpaceKeys(width="mamba_d_ssm", out_bias="projectors_bias")
-
-
-class ScaledFeed:
-    """down(act(gate_factor * gate) * up) of the normed input."""
-
-    def __init__(self, b: Build, hidden: int, inner: int, act: Act, factor: float, *, bias: bool) -> None:
-        part = Rows(inner, inner)
-        self.up = ColumnLinear(b, hidden, {"gate_proj": part, "up_proj": part}, bias=bias)
-        self.down = RowLinear(b, inner, hidden, "down_proj", bias=bias)
-        self.act: Act = act
-        own = inner // part.share(b.group)[1]
-        self.factors = torch.ones(2 * own, dtype=b.dtype, device=b.device)
-        self.factors[:own] = factor
-
-    def __call__(self, x: Tensor, ctx: ForwardContext, norm: NormSpec) -> Tensor:
-        """x [T, hidden] -> [T, hidden]."""
-        made = self.up.weight.matmul(x, ctx, norm=norm) * self.factors
-        return self.down(ctx.kernels.activate(made, self.act), ctx)
 
 
 class SideBySide:
@@ -50,7 +38,7 @@ class SideBySide:
         self,
         space: StateSpace,
         attention: Attention,
-        feed: ScaledFeed,
+        feed: Block,
         norms: tuple[NormSpec, NormSpec],
         factors: tuple[float, float, float],
     ) -> None:
@@ -66,7 +54,7 @@ class SideBySide:
         h = ctx.kernels.norm(x, self.first)
         x = add(x, self.space(h, ctx), space)
         x = add(x, self.attention(h, ctx), attention)
-        return add(x, self.feed(x, ctx, self.second), feed)
+        return add(x, self.feed(x, ctx, norm=self.second), feed)
 
 
 def build(c: ModelConfig, b: Build) -> Decoder:
@@ -77,9 +65,9 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     entering = c.get("attention_in_multiplier", float, 1.0, low=LEAST_SCALE)
     scale = heads.dim**-0.5 * c.get("key_multiplier", float, 1.0, low=LEAST_SCALE) * entering**2
     gate, down = _factors(c, "mlp_multipliers", 2)
-    leaving = (
-        c.get("ssm_out_multiplier", float, 1.0), c.get("attention_out_multiplier", float, 1.0) * entering, down,
-    )  # fmt: skip
+    leaving = c.get("ssm_out_multiplier", float, 1.0), c.get("attention_out_multiplier", float, 1.0) * entering
+    bias = c.get("mlp_bias", bool, False)
+    absorbed = gate > LEAST_GATE and not bias
     columns = _columns(c).to(device=b.device, dtype=b.dtype)
 
     def layer(body: Build, index: int) -> SideBySide:
@@ -90,8 +78,13 @@ def build(c: ModelConfig, b: Build) -> Decoder:
         spec = attention_spec(b, heads, scale=scale, rope=make_rope(b, rope))
         output = RowLinear(inside, heads.width, sizes.hidden, "o_proj")
         attention = Attention(separate_qkv(inside, sizes.hidden, heads), output, spec)
-        feed = ScaledFeed(at.at("feed_forward"), sizes.hidden, inner, act, gate, bias=c.get("mlp_bias", bool, False))
-        return SideBySide(space, attention, feed, (first(at), second(at)), leaving)
+        feed = gated_mlp(at.at("feed_forward"), sizes.hidden, inner, act, bias=bias)
+        before = second(at)
+        if absorbed:  # the other half of the product is as much larger, too
+            before = replace(before, weight=before.weight * gate)
+        elif gate != 1.0:
+            feed = MLP(feed.up, feed.output, act, by_hand=_with_factor(gate, act))
+        return SideBySide(space, attention, feed, (first(at), before), (*leaving, down / gate if absorbed else down))
 
     ends = Ends(
         norm=rms(c, "final_layernorm"),
@@ -99,6 +92,16 @@ def build(c: ModelConfig, b: Build) -> Decoder:
         logit_scale=c.get("lm_head_multiplier", float, 1.0),
     )
     return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, ends, layer)
+
+
+def _with_factor(factor: float, act: Act) -> ByHand:
+    """act(factor * gate) * up."""
+
+    def activated(x: Tensor, ctx: ForwardContext) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return ctx.kernels.activate(torch.cat((gate * factor, up), dim=-1), act)
+
+    return activated
 
 
 def _tell_divisors(at: Build, entering: float, space: float) -> None:

@@ -21,10 +21,10 @@ from tokenmill.layers.embedding import add_positions
 from tokenmill.models import table
 from tokenmill.models.common import Parallel, PreNorm, Sandwich, read_heads, read_sizes
 from tokenmill.models.config import ModelConfig
-from tokenmill.models.decoder import Decoder, Ends, Layer
+from tokenmill.models.decoder import Before, Decoder, Ends, Layer
 from tokenmill.models.family_row import Shape
 from tokenmill.models.mtp_layers import Later, make_behind
-from tokenmill.models.parts import Single, make_attention, make_feed, make_mixture, norm, not_computed, on
+from tokenmill.models.parts import Single, make_attention, make_feed, make_mixture, norm, not_computed, on, stream_unit
 from tokenmill.models.rules import Positions
 
 
@@ -32,16 +32,16 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     """Any family of the table from its config."""
     shape = table.TABLE[c.architecture].shape
     c = _usual_names(c, shape)
-    sizes, heads, outside = read_sizes(c), _heads(c, shape), shape.outside
+    sizes, heads, outside, unit = read_sizes(c), _heads(c, shape), shape.outside, stream_unit(c, b, shape)
     if outside.positions is not None and outside.positions.name:
         b = b.limited(c.need(outside.positions.count, int))
     body = b.under(outside.body, f"{outside.embed}.weight") if outside.body else b
 
     def layer(body: Build, index: int) -> Layer:
-        return make_layer(c, b, body.at(f"{outside.layers}.{index}"), shape, heads, index)
+        return make_layer(c, b, body.at(f"{outside.layers}.{index}"), shape, heads, index, unit)
 
     b.book.used.update(not_computed(c, b, outside.drafts, sizes.layers, outside.layers))
-    return Decoder(b, body, sizes, _ends(c, b, shape, sizes.hidden), layer)
+    return Decoder(b, body, sizes, _ends(c, b, shape, sizes.hidden, unit), layer)
 
 
 def build_later(c: ModelConfig, b: Build) -> list[Later]:
@@ -67,8 +67,9 @@ def _heads(c: ModelConfig, shape: Shape) -> Heads | None:
     return None if shape.single is not None else read_heads(c)
 
 
-def make_layer(c: ModelConfig, b: Build, at: Build, shape: Shape, heads: Heads | None, index: int) -> Layer:
-    """One layer: attention, a feed-forward layer or a mixture, and norms around them."""
+def make_layer(c: ModelConfig, b: Build, at: Build, shape: Shape, heads: Heads | None, index: int,
+               unit: float = 1.0) -> Layer:  # fmt: skip
+    """One layer: attention, a feed-forward layer or a mixture, and norms around them; unit: of the stream."""
     hidden = c.need("hidden_size", int)
     if shape.single is not None:
         return Single(shape.single(c, b, at, index), norm(c, at, shape.norms, shape.norms.before[0], hidden))
@@ -83,8 +84,8 @@ def make_layer(c: ModelConfig, b: Build, at: Build, shape: Shape, heads: Heads |
         mlp = make_mixture(c, b, at, shape.mix, shape.feed, index)
     parallel = on(c, shape.parallel)
     names = norms.before[:1] if parallel and norms.one_if_parallel else norms.before
-    before = [norm(c, at, norms, name, hidden) for name in names]
-    scale = c.get(shape.residual, float, 1.0) if shape.residual else 1.0
+    before = [norm(c, at, norms, name, hidden, unit) for name in names]
+    scale = 1.0 if not shape.residual else c.get(shape.residual, float, 1.0) / unit
     if parallel:
         return Parallel(attention, mlp, (before[0], before[-1]))
     afterwards = norms.after if on(c, norms.after_if) else ()
@@ -94,13 +95,13 @@ def make_layer(c: ModelConfig, b: Build, at: Build, shape: Shape, heads: Heads |
     return Sandwich((attention, mlp), before or [None, None], after or [None, None], scale)
 
 
-def _ends(c: ModelConfig, b: Build, shape: Shape, hidden: int) -> Ends:
+def _ends(c: ModelConfig, b: Build, shape: Shape, hidden: int, unit: float) -> Ends:
     outside = shape.outside
     scale = 1.0 if outside.scale is None else outside.scale(c, 0)
     if outside.rounded:  # to the compute dtype, as these models were trained
         scale = float(torch.tensor(scale, dtype=b.dtype))
     return Ends(
-        norm=lambda body: norm(c, body, shape.norms, shape.norms.last, hidden),
+        norm=lambda body: norm(c, body, shape.norms, shape.norms.last, hidden, unit),
         embed=outside.embed,
         head=outside.head,
         scale=scale,
@@ -108,12 +109,11 @@ def _ends(c: ModelConfig, b: Build, shape: Shape, hidden: int) -> Ends:
         logit_scale=1.0 if outside.logits is None else outside.logits(c, 0),
         head_bias=on(c, outside.head_bias),
         before=_before(c, b, shape, hidden),
+        unit=unit,
     )
 
 
-def _before(
-    c: ModelConfig, b: Build, shape: Shape, hidden: int
-) -> Callable[[Build], Callable[[Tensor, ForwardContext], Tensor]] | None:
+def _before(c: ModelConfig, b: Build, shape: Shape, hidden: int) -> Before | None:
     """What is done to embeddings before the first layer."""
     said, name = shape.outside.positions, shape.outside.norm
     if name:

@@ -24,10 +24,10 @@ from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, 
 from tokenmill.layers.mlp import MLP, ByHand, gated_by, xielu
 from tokenmill.layers.qkv_touches import Touch, clip, own_norms, row_norms, scale_values, temper, temperatures, turn
 from tokenmill.layers.rope import make_rope
-from tokenmill.models.common import read_act
+from tokenmill.models.common import as_unit, read_act
 from tokenmill.models.config import ModelConfig, activation
 from tokenmill.models.decoder import check_heads
-from tokenmill.models.family_row import Attend, Drafts, Extra, Feed, Gate, HeadNorms, Mix, Norms, Scores, Switch
+from tokenmill.models.family_row import Attend, Drafts, Extra, Feed, Gate, HeadNorms, Mix, Norms, Scores, Shape, Switch
 from tokenmill.models.family_row import Shared as SharedRow
 from tokenmill.models.rules import Kind
 
@@ -42,16 +42,22 @@ def read_eps(c: ModelConfig, norms: Norms) -> float:
     return c.get(norms.eps, float, 1e-6, low=0.0) if isinstance(norms.eps, str) else norms.eps
 
 
-def norm(c: ModelConfig, b: Build, norms: Norms, name: str, size: int) -> NormSpec:
-    """One norm of the row's kind."""
-    eps = read_eps(c, norms)
+def norm(c: ModelConfig, b: Build, norms: Norms, name: str, size: int, unit: float = 1.0) -> NormSpec:
+    """One norm of the row's kind; unit: see `as_unit`."""
+    eps = read_eps(c, norms) / unit**2
     if norms.kind in ("bare", "bare_rms"):
         ones = torch.ones(size, dtype=b.dtype, device=b.device)
         return NormSpec(weight=ones, eps=eps, kind="layer" if norms.kind == "bare" else "rms")
     if norms.rms_if and c.has(norms.rms_if):
-        return b.norm(name, size, c.need(norms.rms_if, float, low=0.0))
+        return b.norm(name, size, c.need(norms.rms_if, float, low=0.0) / unit**2)
     kind = norms.kind
     return b.norm(name, size, eps, layer=kind != "rms", bias=kind == "layer", offset=norms.offset)
+
+
+def stream_unit(c: ModelConfig, b: Build, shape: Shape) -> float:
+    """See `as_unit`."""
+    normed = shape.residual and shape.norms.before and shape.layer_norms is None and shape.single is None
+    return as_unit(b, c.get(shape.residual, float, 1.0)) if normed else 1.0
 
 
 class Single:

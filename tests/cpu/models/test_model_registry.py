@@ -203,3 +203,23 @@ def test_taps_and_embeds(llama):
     changed = tokens.clone()
     changed[rows] = 1
     assert torch.equal(model.forward(changed, other), final)
+
+
+@pytest.mark.parametrize("architecture", ["GraniteForCausalLM", "MiniCPM3ForCausalLM"])
+def test_taps_and_embeds_of_a_stream_that_is_divided(architecture, tmp_path):
+    """Drafters, and who hands over embeddings, see the stream as the model's authors do."""
+    reference, config, tensors = make(SMALL[architecture].config, tmp_path)
+    model, kernels = load(config, tensors), ReferenceKernels()
+    assert model.unit != 1.0
+    tokens = torch.tensor(TOKENS)
+    states = reference(tokens[None], output_hidden_states=True).hidden_states
+    ctx = PagedBatch(model.spec.kv_specs, kernels).step([("a", 37)])
+    ctx.taps = {0: torch.empty(0)}
+    final = model.forward(tokens, ctx)
+    assert torch.allclose(ctx.taps[0], states[1][0], atol=1e-4)
+    other = PagedBatch(model.spec.kv_specs, kernels).step([("a", 37)])
+    rows = torch.tensor([2, 5])
+    other.embeds = (rows, states[0][0][rows])
+    changed = tokens.clone()
+    changed[rows] = 1
+    assert torch.allclose(model.forward(changed, other), final, atol=1e-4)

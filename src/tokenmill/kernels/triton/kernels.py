@@ -104,8 +104,9 @@ class TritonKernels(ProductKernels):
 
     @else_reference
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
-        """x + scale * within(y); without a norm it is torch's, but for parts of a sum."""
-        if (within is None and y.ndim == 2) or not (self.launch.fuses and pointwise.can_add(x, y)):
+        """x + scale * within(y); two tensors as they are, torch adds."""
+        plain = within is None and scale == 1.0 and y.ndim == 2
+        if plain or not (self.launch.fuses and pointwise.can_add(x, y)):
             return super().add(x, y, scale, within=within)
         self.count("add")
         return pointwise.add(x, y, scale, within, None, pdl=self.launch.pdl)[0]
