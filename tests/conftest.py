@@ -7,6 +7,7 @@ cases are the same each time, as torch's random numbers are with it: `make test`
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import pathlib
@@ -52,3 +53,11 @@ def settled_numbers(request: pytest.FixtureRequest) -> None:
         torch.default_generator.manual_seed(seed)  # torch.manual_seed keeps a stack for each device that is not there
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(seed)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def commands_made_once() -> None:
+    """Typer reads every verb's signature anew for each line that a test calls, which takes longer than the line."""
+    testing = sys.modules.get("typer.testing")
+    if testing is not None and not hasattr(testing._get_command, "cache_info"):
+        testing._get_command = functools.cache(testing._get_command)

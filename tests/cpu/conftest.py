@@ -1,11 +1,16 @@
-"""What all tests of whole engines share. Guesses change no byte, and how many of them pay is a matter of time: here all
-of them are made, as often as text gives any (tests/pure/scheduler/test_draft_control.py has a clock of its own)."""
+"""What all tests of whole engines share. Workers start warm. Guesses change no byte, and how many of them pay is a
+matter of time: here all of them are made, as often as text gives any (tests/pure/scheduler/test_draft_control.py has a
+clock of its own)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+
+from tests.warm_starts_helpers import warm_starts
+
+__all__ = ["warm_starts"]
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import torch
-from engines import BACKENDS, check_nothing_left, exact, greedy, open_llm, run
+from engines import BACKENDS, USUAL, check_nothing_left, exact, greedy, open_llm, run
 from families_helpers import CASES
 from family_cases import Case
 from llama_helpers import CONFIGS
@@ -100,9 +100,9 @@ def five_modes(family: Family, backend: str) -> None:
 
 def own_process(family: Family) -> None:
     """The same bytes from a process of its own."""
-    with family.open() as llm:
+    with family.open(kernels=USUAL) as llm:
         batch = run(llm, family.prompts[:4], family.params[:4])
-    with family.open(executor="process", threads=1, max_num_batched_tokens=40) as llm:
+    with family.open(kernels=USUAL, executor="process", threads=1, max_num_batched_tokens=40) as llm:
         assert llm.engine.executor.depth == 2
         same(run(llm, family.prompts[:4], family.params[:4]), batch)
         check_nothing_left(llm.engine)

@@ -11,6 +11,7 @@ import torch
 from engines import BACKENDS, check_nothing_left, exact, greedy, run
 from engines import open_usual as open_llm
 from safetensors.torch import load_file, save_file
+from tests.thinned import WHOLE
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import SequenceError, TooLargeError, UserError
@@ -303,8 +304,15 @@ ROUGH = [{}, {"depth": 2}, {"num_blocks": 14, "max_model_len": 128}, {"executor"
 SOUND = [[t % 250 + 8 for t in range(s, s + n)] for s, n in ((3, 40), (90, 5), (3, 70), (200, 33))]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("options", ROUGH, ids=str)
+SLOWLY = ROUGH if WHOLE else [ROUGH[0], ROUGH[2]]
+"""What the slow kernels run, too: alike in company, and in blocks that are used again soon."""
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [(BACKENDS[-1], each) for each in ROUGH] + [(each, rough) for each in BACKENDS[:-1] for rough in SLOWLY],
+    ids=str,
+)
 def test_nan_in_one_sequence_stays_there(backend, options, poisoned):
     params = greedy(20, logprobs=2)
     with open_llm(poisoned, kernels=backend) as llm:

@@ -14,6 +14,11 @@ from tokenmill import SamplingParams
 from tokenmill.engine.prompts import make_request
 
 
+@pytest.fixture(autouse=True)
+def warm_starts():
+    """These start as they do outside of tests."""
+
+
 def test_large_plans_and_large_results_do_not_wait_for_each_other(tiny):
     """Results of a megabyte (prompt logprobs) meet plans of a megabyte (long prompts) in a pipe that holds less."""
     limit = 2000

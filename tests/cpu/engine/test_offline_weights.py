@@ -8,7 +8,8 @@ import shutil
 import pytest
 import torch
 from engine_families_helpers import ALL
-from engines import BACKENDS, exact, greedy, open_llm, run
+from engines import BACKENDS, exact, greedy, run
+from engines import open_usual as open_llm
 from family_cases import ALL as LATER
 from safetensors.torch import load_file, save_file
 from text_part_cases import Seeing

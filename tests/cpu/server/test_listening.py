@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -42,8 +43,26 @@ def flags_of(folder: Path) -> list[str]:
     return ["--ssl-certfile", str(folder / "cert.pem"), "--ssl-keyfile", str(folder / "key.pem")]
 
 
-def test_tls_answers_and_plain_http_does_not(launch: Launch, certificates: Path) -> None:
-    running = launch(*flags_of(certificates))
+MOST = 8
+"""Connections to `secure`."""
+
+
+@pytest.fixture(scope="module")
+def secure(launch: Launch, certificates: Path) -> Running:
+    return launch(*flags_of(certificates), "--max-connections", str(MOST), "--read-timeout", "3")
+
+
+@pytest.fixture(scope="module")
+def prefixed(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    """Its folder holds modules of somebody else's."""
+    folder = tmp_path_factory.mktemp("modules")
+    for name in ("types", "json", "struct", "socket", "re", "random"):
+        (folder / f"{name}.py").write_text("raise SystemExit('another module of this name')")
+    return launch("--root-path", "/llm/", "--api-key", "k", folder=folder)
+
+
+def test_tls_answers_and_plain_http_does_not(secure: Running, certificates: Path) -> None:
+    running = secure
     assert running.url.startswith("https://127.0.0.1:")
     context = ssl.create_default_context(cafile=str(certificates / "cert.pem"))
     with httpx.Client(verify=context, timeout=120) as client:
@@ -54,13 +73,12 @@ def test_tls_answers_and_plain_http_does_not(launch: Launch, certificates: Path)
     assert running.process.poll() is None
 
 
-def test_handshakes_are_counted_and_have_a_deadline(launch: Launch, certificates: Path) -> None:
+def test_handshakes_are_counted_and_have_a_deadline(secure: Running, certificates: Path) -> None:
     """Connections that never say a word of TLS are connections: no more than the ceiling stay, and none for long."""
-    most = 8
-    running = launch(*flags_of(certificates), "--max-connections", str(most), "--read-timeout", "3")
+    running = secure
     context = ssl.create_default_context(cafile=str(certificates / "cert.pem"))
     address = ("127.0.0.1", urlsplit(running.url).port)
-    dumb = [socket.create_connection(address) for _ in range(most + RESERVE + 40)]
+    dumb = [socket.create_connection(address) for _ in range(MOST + RESERVE + 40)]
     ended = 0
     for sock in dumb:
         sock.settimeout(60)
@@ -140,27 +158,33 @@ def test_an_address_that_is_no_socket_stays_what_it_is(tmp_path: Path) -> None:
     assert letter.read_text() == "dear miller"
 
 
-def test_it_starts_in_a_folder_with_modules_of_somebody_elses(launch: Launch, tmp_path: Path) -> None:
+def test_it_starts_in_a_folder_with_modules_of_somebody_elses(prefixed: Running) -> None:
     """Neither the engine's process nor any other imports what lies there."""
-    for name in ("types", "json", "struct", "socket", "re", "random"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('another module of this name')")
-    running = launch(folder=tmp_path)
-    assert running.post("/v1/completions", BODY).status_code == 200
-    assert "another module" not in running.log.read_text()
+    answer = httpx.post(prefixed.url + "/v1/completions", json=BODY, headers={"x-api-key": "k"}, timeout=120)
+    assert answer.status_code == 200
+    assert "another module" not in prefixed.log.read_text()
 
 
-def test_behind_a_proxy_that_strips_a_prefix(launch: Launch) -> None:
-    running = launch("--root-path", "/llm", "--api-key", "k")
+def test_behind_a_proxy_that_strips_a_prefix(prefixed: Running) -> None:
+    running = prefixed
+
+    def counted() -> float:
+        with_key = httpx.get(running.url + "/metrics", headers={"x-api-key": "k"}, timeout=120).text
+        found = re.search(
+            r'http_requests_total\{handler="/v1/completions",method="POST",status="2xx"\} (\S+)', with_key
+        )
+        return float(found[1]) if found else 0.0
+
+    before = counted()
     assert running.get("/health").status_code == 200
     assert running.post("/v1/completions", BODY).status_code == 401
     with_key = httpx.post(running.url + "/v1/completions", json=BODY, headers={"x-api-key": "k"}, timeout=120)
     assert with_key.status_code == 200
-    counted = httpx.get(running.url + "/metrics", headers={"x-api-key": "k"}, timeout=120).text
-    assert 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 1.0' in counted
+    assert counted() == before + 1
 
 
-def test_a_proxy_that_keeps_the_prefix(launch: Launch) -> None:
-    running = launch("--root-path", "/llm/", "--api-key", "k")
+def test_a_proxy_that_keeps_the_prefix(prefixed: Running) -> None:
+    running = prefixed
     headers = {"x-api-key": "k"}
     for root in ("", "/llm"):
         assert running.get(f"{root}/health").status_code == 200

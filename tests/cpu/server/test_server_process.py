@@ -198,15 +198,6 @@ def test_without_grace_or_at_the_second_signal_it_ends_at_once(launch: Launch) -
         wait_for(lambda pids=engines: not any(alive(pid) for pid in pids), 120)
 
 
-def test_the_engine_ends_with_its_parent(launch: Launch) -> None:
-    running = launch()
-    engines = running.children()
-    assert len(engines) == 1
-    running.process.kill()
-    running.process.wait()
-    wait_for(lambda: not any(alive(pid) for pid in engines), 120)
-
-
 def test_too_many_deaths_end_the_server(launch: Launch) -> None:
     running = launch("--max-restarts", "1")
     for _ in range(2):

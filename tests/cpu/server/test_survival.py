@@ -23,6 +23,11 @@ BODY: dict[str, Any] = {"prompt": [20, 40, 60], "max_tokens": 16, "ignore_eos": 
 LONG_S = 120.0
 
 
+@pytest.fixture(scope="module")
+def survivor(launch: Launch) -> Running:
+    return launch("--read-timeout", "600", "--watchdog-timeout", "2", "--max-restarts", "50")
+
+
 def text(client: httpx.Client, url: str) -> str:
     answer = client.post(url + "/v1/completions", json=BODY)
     assert answer.status_code == 200, answer.text
@@ -40,8 +45,8 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_an_engine_comes_back_although_connections_hold_every_descriptor(launch: Launch) -> None:
-    running = launch("--read-timeout", "600")
+def test_an_engine_comes_back_although_connections_hold_every_descriptor(survivor: Running) -> None:
+    running = survivor
     server, address = running.process.pid, urlsplit(running.url)
     held: list[socket.socket] = []
     with httpx.Client(timeout=60) as kept:  # its connection exists before
@@ -63,8 +68,8 @@ def test_an_engine_comes_back_although_connections_hold_every_descriptor(launch:
     assert text(running.client, running.url) == calm
 
 
-def test_an_engine_that_is_stopped_while_it_restarts_is_replaced(launch: Launch) -> None:
-    running = launch("--watchdog-timeout", "2")
+def test_an_engine_that_is_stopped_while_it_restarts_is_replaced(survivor: Running) -> None:
+    running = survivor
     calm = text(running.client, running.url)
     (first,) = running.children()
     os.kill(first, signal.SIGKILL)

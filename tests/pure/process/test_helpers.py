@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.thinned import covering
 from tokenmill.core.errors import BusyError, UserError
 from tokenmill.process import client
 from tokenmill.process.client import Crashed, Helper, Overrun, Oversize, Pool
@@ -60,8 +61,9 @@ def template() -> tuple[Callable[[], str], str]:
     return lambda: ChatTemplate("{{ messages[0].content }}!").render(USER), "hello!"
 
 
-@pytest.mark.parametrize("make", [grammar, template])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "make"), covering([signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM], [grammar, template])
+)
 def test_a_death_or_a_stop_from_outside_is_not_the_clients_fault(
     make: Any, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,8 +81,7 @@ def test_a_death_or_a_stop_from_outside_is_not_the_clients_fault(
     assert all(not Path(f"/proc/{pid}").exists() for pid in hits)
 
 
-@pytest.mark.parametrize("make", [grammar, template])
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
+@pytest.mark.parametrize(("number", "make"), covering([errno.EMFILE, errno.EAGAIN, errno.ENOMEM], [grammar, template]))
 def test_no_process_to_be_had_is_no_fault_either(make: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ask, wanted = make()
     begin, left = subprocess.Popen, [1]

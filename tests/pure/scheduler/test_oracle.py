@@ -22,7 +22,7 @@ from tokenmill.speculate.none import NoDrafter
 from tokenmill.testing.hash_executor import HashExecutor, Tree
 from tokenmill.testing.hash_model import HashModel
 
-PARTS = 12 if os.environ.get("TOKENMILL_FAMILIES") else 4
+PARTS = 12 if os.environ.get("TOKENMILL_FAMILIES") else 2
 STORIES = 200 * PARTS  # bench/oracle.py runs tens of thousands
 
 

@@ -71,6 +71,7 @@ async def test_what_is_not_whole_takes_no_answer_from_those_before(
         writer.write_eof()
     said = await rest(reader)
     assert said.count(b"[DONE]") == count == said.count(b'"finish_reason":"length"')
+    writer.close()  # nothing more comes, and a server lingers for those that have not heard that
     await closed(server)
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.pure.server.conftest import Starter
 from tests.reliability.fuzz.corpus import MODEL, Case, corpus
 from tests.reliability.fuzz.mutate import places
+from tests.thinned import WHOLE
 from tokenmill.testing.fake_generator import FakeOptions
 
 ODD = (1, "a", [1], {"a": 1}, [[{}]], None)
@@ -26,7 +27,7 @@ def bodies(case: Case) -> list[str]:
     count = len(places(case.body))
     found = []
     for number in range(count):
-        for turn in range(3):
+        for turn in range(3 if WHOLE else 2):
             body = copy.deepcopy(case.body)
             node, name = places(body)[number]
             node[name] = ODD[(2 * number + turn) % len(ODD)]
