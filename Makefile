@@ -86,7 +86,7 @@ out/neon/compare: $(NATIVE)
 		$(filter-out csrc/bindings.cpp,$(wildcard csrc/*.cpp))
 
 test-web: setup-tests out/axe/package/axe.min.js
-	$(BIN)/pytest tests/web --timed
+	TOKENMILL_FAMILIES=1 $(BIN)/pytest tests/web --timed
 
 # A development tool of the page's tests only: never served, never installed. Without npm that one test is skipped.
 out/axe/package/axe.min.js:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.thinned import WHOLE
 from tests.web.conftest import Servers, Tabs, WebServer, reload, shoot
 from tests.web.page_chat_helpers import STORY, _events, bodies, ended, say
 from tokenmill.testing.fake_generator import FakeOptions
@@ -421,7 +422,7 @@ BLOCKS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(2 if WHOLE else 1))
 def test_markdown_grows_to_what_it_is_at_once(serve: Servers, tab: Tabs, seed: int) -> None:
     page = tab(serve().url)
     draw = random.Random(seed)
