@@ -33,6 +33,8 @@ _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 # Splitting patterns, named by the longest run of digits that stays one word.
 WORDS_DIGITS_1 = f"{_ENDINGS}|{_LETTERS}|\\p{{N}}|{_TAIL}"
 WORDS_DIGITS_3 = f"{_ENDINGS}|{_LETTERS}|\\p{{N}}{{1,3}}|{_TAIL}"
+WORDS_DEMO = rf"{_ENDINGS}|\p{{Han}}|[^\r\n\p{{L}}\p{{N}}]?(?:(?!\p{{Han}})\p{{L}})+|\p{{N}}|{_TAIL}"
+"""The demonstration models': a word of its own for each Chinese sign."""
 
 
 def from_sentencepiece(model: SentencePieceModel) -> Tokenizer:

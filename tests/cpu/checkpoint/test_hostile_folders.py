@@ -15,13 +15,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.thinned import WHOLE
 
 from tokenmill import LLM
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.files import open_regular, read_object
+from tokenmill.demo import demo_dir
 from tokenmill.engine.model_source import find_source
 from tokenmill.testing.tiny import make_tiny
-from tokenmill.text.patterns import check_patterns
+from tokenmill.text import build
+from tokenmill.text.patterns import KNOWN, check_patterns, try_patterns
 from tokenmill.text.tokenizer import load_tokenizer
 
 CPU_S = 5.0
@@ -286,6 +289,12 @@ def test_patterns_of_real_models_are_usable():
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|" + rest,
     ]
     check_patterns(json.dumps([{"Regex": pattern} for pattern in known]))
+    for name in ("main", "draft", "moe", "vlm"):
+        data = json.loads((demo_dir(name) / "tokenizer.json").read_text())
+        found = {step["pattern"]["Regex"] for step in data["pre_tokenizer"]["pretokenizers"] if "pattern" in step}
+        assert found and found <= KNOWN, "the demonstration models start without a trial"
+    for pattern in KNOWN if WHOLE else [build.WORDS_DEMO]:
+        try_patterns([pattern])
     with pytest.raises(ModelError, match="more than"):
         check_patterns(json.dumps([{"Regex": f"a{i}"} for i in range(300)]))
 

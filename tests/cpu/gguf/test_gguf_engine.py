@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.thinned import WHOLE
 from typer.testing import CliRunner
 from writing import Writer
 
@@ -327,8 +328,9 @@ def fuzz_file(path: Path) -> bytes:
 def test_mutated_headers(tmp_path: Path) -> None:
     data = fuzz_file(tmp_path / "m.gguf")
 
-    readable = survive(100_000, data, 1)
-    assert 1_000 < readable < 90_000  # both outcomes were really met
+    count = 100_000 if WHOLE else 20_000
+    readable = survive(count, data, 1)
+    assert count / 100 < readable < count * 0.9  # both outcomes were really met
 
 
 def test_old_mixtral_files_list_experts_one_by_one() -> None:

@@ -111,8 +111,8 @@ def test_the_warning_is_true(method: str, form: str, tiny: Path, tmp_path: Path)
     told = quantised(tiny, tmp_path / "out", "--method", method, *more, *few)
     ids = torch.arange(40, 80)[None]
     try:
-        model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
-        with torch.no_grad():
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # its reader of bitnet compiles what it runs
+            model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
             theirs = model(ids).logits.log_softmax(-1)[0]
     except (ImportError, RuntimeError, ValueError):
         return

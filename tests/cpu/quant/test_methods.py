@@ -31,7 +31,7 @@ from tokenmill.demo import demo_dir
 from tokenmill.measure import quality
 from tokenmill.quant import convert
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight
-from tokenmill.quantize import calibration_text, recipes, sparse_methods, squeezellm, steps, stored_forms
+from tokenmill.quantize import calibration_text, folds, recipes, sparse_methods, squeezellm, steps, stored_forms
 from tokenmill.quantize import quantize_model as quantizing
 from tokenmill.quantize.catching_up import caught_up
 from tokenmill.quantize.codes import Spec, fitted, nearest, rounded
@@ -459,12 +459,34 @@ def test_a_full_disk_keeps_what_is_finished(tmp_path: Path, monkeypatch: Any, da
     assert written == ["rest000000", "rest000032", *again] and not left.exists()
 
 
+def search_little(patch: pytest.MonkeyPatch) -> None:
+    """How good scales are is not what is tested."""
+    patch.setattr(folds, "_STEPS", 2)
+    patch.setattr(folds, "_FINALISTS", 1)
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("six"), hidden=64, layers=6)
+
+
+@pytest.fixture(scope="module")
+def in_one_go(six: Path, tokens: Tensor, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Tensor]]:
+    """Six layers without a stop, in one file: what is told of them, and the tensors."""
+    target = tmp_path_factory.mktemp("whole") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        search_little(patch)
+        made = quantize_model(QuantizeJob(six, target, complete_recipe(Recipe(method="awq", group=32)), tokens=tokens))
+    return made, load_file(target / "model.safetensors")
+
+
 @pytest.mark.parametrize("stop", [None, 0, 1, 3, 4])
 def test_the_disk_holds_the_output_and_one_shard(
-    tokens: Tensor, tmp_path: Path, tmp_path_factory: Any, monkeypatch: Any, stop: int | None
-) -> None:
+    six: Path, in_one_go: tuple[Any, dict[str, Tensor]], tokens: Tensor, tmp_path: Path, monkeypatch: Any,
+    stop: int | None,
+) -> None:  # fmt: skip
     """However often it stops between shards: what is finished is not made again."""
-    folder = make_tiny(tmp_path_factory.mktemp("six"), hidden=64, layers=6)
+    search_little(monkeypatch)
     shard, sizes, writes = 60_000, list[int](), count()
     target, partial = tmp_path / "out", tmp_path / ".out.partial"
     monkeypatch.setattr(convert, "SHARD_BYTES", shard)
@@ -477,7 +499,7 @@ def test_the_disk_holds_the_output_and_one_shard(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(convert, "save_file", saved)
-    job = QuantizeJob(folder, target, complete_recipe(Recipe(method="awq", group=32)), tokens=tokens)
+    job = QuantizeJob(six, target, complete_recipe(Recipe(method="awq", group=32)), tokens=tokens)
     if stop is not None:
         with pytest.raises(KeyboardInterrupt):
             quantize_model(job)
@@ -493,10 +515,8 @@ def test_the_disk_holds_the_output_and_one_shard(
     found = {name: tensor for path in target.glob("*.safetensors") for name, tensor in load_file(path).items()}
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in found.values())
     assert index["weight_map"].keys() == found.keys()
-    monkeypatch.undo()
-    again = replace(job, target=tmp_path / "again")
-    assert replace(quantize_model(again), shards=[]) == replace(made, shards=[])
-    one = load_file(again.target / "model.safetensors")
+    whole_made, one = in_one_go
+    assert replace(whole_made, shards=[]) == replace(made, shards=[])
     assert one.keys() == found.keys() and all(torch.equal(one[name], found[name]) for name in one)
 
 

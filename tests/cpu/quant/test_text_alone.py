@@ -16,7 +16,7 @@ from tokenmill.cli.verbs import app
 from tokenmill.demo import demo_dir
 from tokenmill.measure import quality
 from tokenmill.quant import left_out
-from tokenmill.quantize import recipes
+from tokenmill.quantize import folds, recipes
 from tokenmill.quantize.recipes import Recipe, complete_recipe
 from tokenmill.testing.tiny import make_tiny
 
@@ -34,7 +34,9 @@ FORMS = {**{method: ["--method", method] for method in DATA_FREE},
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_model_that_sees(name: str, tmp_path: Path) -> None:
+def test_a_model_that_sees(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folds, "_STEPS", 4)  # there are scales; how good they are is not what is tested
+    monkeypatch.setattr(folds, "_FINALISTS", 1)
     source, out = demo_dir("vlm"), tmp_path / "out"
     result = CliRunner().invoke(app, ["quantize", str(source), str(out), *FORMS[name]])
     assert result.exit_code == 0, result.output

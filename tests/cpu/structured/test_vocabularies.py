@@ -8,6 +8,7 @@ import re
 import pytest
 from engines import check_nothing_left, open_llm, run
 from jsonschema import Draft202012Validator
+from tests.thinned import covering
 from vocabularies import END, VOCABULARIES
 
 from tokenmill import SamplingParams
@@ -82,7 +83,7 @@ def folder(request, tmp_path_factory):
     return made
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("folder", "mode"), covering(VOCABULARIES, MODES), indirect=["folder"])
 def test_what_ends_is_valid(folder, mode):
     options, more = MODES[mode]
     params, kinds = [], []

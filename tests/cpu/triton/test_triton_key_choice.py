@@ -8,6 +8,7 @@ import torch
 triton = pytest.importorskip("triton")
 
 from paged_batch import PagedBatch  # noqa: E402
+from tests.thinned import covering  # noqa: E402
 
 from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, RopeSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
@@ -23,9 +24,10 @@ def whole_numbers(*shape: int) -> torch.Tensor:
     return torch.randint(-3, 4, shape).float()
 
 
-@pytest.mark.parametrize("top", [1, 16, 21, 70, 128])
-@pytest.mark.parametrize(("heads", "dim"), [(3, 6), (5, 32), (20, 16)])
-def test_the_same_keys_as_the_reference(heads, dim, top, monkeypatch):
+@pytest.mark.parametrize(("sizes", "top"), covering([(3, 6), (5, 32), (20, 16)], [1, 16, 21, 70, 128]))
+def test_the_same_keys_as_the_reference(sizes, top, monkeypatch):
+    """sizes: how many heads, and how long they are."""
+    heads, dim = sizes
     monkeypatch.setattr(key_choice, "_SCORES", 7 * 256)  # tokens take turns
     torch.manual_seed(top)
     kv, kernels = KVSpec("latent", 1, dim, dim), TritonKernels()

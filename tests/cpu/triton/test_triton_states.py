@@ -8,6 +8,7 @@ import torch
 triton = pytest.importorskip("triton")
 
 from paged_batch import PagedBatch  # noqa: E402
+from tests.thinned import covering  # noqa: E402
 
 from tokenmill.compute.forward import ConvSpec, DeltaSpec, NormSpec, ScanSpec, SpaceSpec, StateSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
@@ -203,6 +204,7 @@ def test_selective_scan():
     assert kernels.counters()["selective_scan"]["fallbacks"] == 0
 
 
+KEPT_AS = ["float32", "bfloat16", "float16"]
 CROWD = [[(f"s{n}", 1 + n % 2) for n in range(18)], *[[(f"s{n}", 1) for n in range(18)]] * 2]
 """So many sequences of one token that programs take more columns."""
 KINDS = {
@@ -213,10 +215,13 @@ KINDS = {
 """Spec, widths of what is given, and the shape of a state."""
 
 
-@pytest.mark.parametrize("kept_as", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("steps", [STEPS, CROWD], ids=("cut", "crowd"))
-def test_states_that_are_kept_in_16_bits(kind, kept_as, steps):
+CASES = [*(("cut", kind, kept_as) for kind in KINDS for kept_as in KEPT_AS),
+         *(("crowd", *each) for each in covering(KINDS, KEPT_AS))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind", "kept_as"), CASES)
+def test_states_that_are_kept_in_16_bits(name, kind, kept_as):
+    steps = CROWD if name == "crowd" else STEPS
     spec, widths, parts = KINDS[kind]
     given = [torch.randn(sum(n for _, n in grants), sum(widths)).split(widths, dim=-1) for grants in steps]
 

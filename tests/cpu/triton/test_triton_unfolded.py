@@ -8,6 +8,7 @@ import torch
 triton = pytest.importorskip("triton")
 
 from paged_batch import PagedBatch  # noqa: E402
+from tests.thinned import covering  # noqa: E402
 
 from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, RopeSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
@@ -34,14 +35,16 @@ def absorbed(kernels, q, vector, parts, spec, ctx):
     return kernels.product(mixed.view(len(q), spec.heads, -1), parts[1])
 
 
-@pytest.mark.parametrize("stored", [None, KVFormat("int8"), KVFormat("float8_e4m3fn"), KVFormat("int4")], ids=str)
-@pytest.mark.parametrize(
-    ("sizes", "rotates"),
-    [((32, 16, 16, 32), True), ((24, 32, 16, 16), True), ((32, 16, 16, 16), False), ((32, 24, 8, 32), True)],
-)
-def test_like_absorbed_queries(sizes, rotates, stored, monkeypatch):
-    """sizes: of the latent part, a head's own part of keys, the shared part (in the last case they fill a tile only
-    together), and values. Heads take turns."""
+SIZES = [((32, 16, 16, 32), True), ((24, 32, 16, 16), True), ((32, 16, 16, 16), False), ((32, 24, 8, 32), True)]
+"""Of the latent part, a head's own part of keys, the shared part (in the last case they fill a tile only together), and
+values; whether keys are rotated."""
+FORMS = [None, KVFormat("int8"), KVFormat("float8_e4m3fn"), KVFormat("int4")]
+
+
+@pytest.mark.parametrize(("case", "stored"), covering(SIZES, FORMS), ids=str)
+def test_like_absorbed_queries(case, stored, monkeypatch):
+    """Heads take turns."""
+    sizes, rotates = case
     latent, plain, rest, wide = sizes
     torch.manual_seed(latent)
     monkeypatch.setattr(unfolded, "_ROOM", 4 * 200 * (plain + wide) * 2)
