@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, quants
+from tests.thinned import WHOLE
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from typer.testing import CliRunner
 
@@ -66,8 +67,15 @@ def test_blocks_are_what_the_library_reads(kind: str, size: float) -> None:
         assert (back - rows).norm() <= (torch.from_numpy(theirs) - rows).norm() * 1.0001
 
 
+def answer_of(model: str) -> list[int]:
+    with LLM(model=model, **SMALL) as llm:
+        params = SamplingParams(temperature=0, max_tokens=12)
+        return list(llm.generate(["Once upon a time"], params)[0].outputs[0].token_ids)
+
+
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_k", "bf16"])
 def test_the_demo_model_by_the_command(kind: str, tmp_path: Path) -> None:
+    """Of the last two kinds the tokenizer is compared and a text is written, of the others at night too."""
     target = tmp_path / "demo.gguf"
     result = CliRunner().invoke(app, ["quantize", "demo", str(target), "--format", f"gguf-{kind}"])
     assert result.exit_code == 0, result.output
@@ -79,18 +87,14 @@ def test_the_demo_model_by_the_command(kind: str, tmp_path: Path) -> None:
     assert types["token_embd.weight"] == {"q8_0": "Q8_0", "bf16": "BF16"}.get(kind, "Q6_K")
     if kind == "q4_k":
         assert types["blk.0.ffn_down.weight"] == "Q6_K" and types["blk.1.ffn_down.weight"] == "Q4_K"
+    if kind in EVEN + ("q8_0",) and not WHOLE:
+        return
     source, ours = load_tokenizer(demo_dir("main")), find_source(str(target)).tokenizer()
     for text in TEXTS:
         assert ours.encode(text) == source.encode(text)
     assert ours.chat_template == source.chat_template and set(source.eos_ids) <= set(ours.eos_ids)
-    prompt = "Once upon a time"
-    answers = []
-    for name in ("demo", str(target)):
-        with LLM(model=name, **SMALL) as llm:
-            answers.append(llm.generate([prompt], SamplingParams(temperature=0, max_tokens=12))[0].outputs[0])
-    if kind == "bf16":
-        assert answers[0].token_ids == answers[1].token_ids
-    assert len(answers[1].token_ids) > 0
+    said = answer_of(str(target))
+    assert said and (kind != "bf16" or said == answer_of("demo"))
 
 
 FAMILIES = {
@@ -325,15 +329,15 @@ def write_importance(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
 @pytest.mark.parametrize("kind", sorted(set(ENCODERS) - {"Q8_0", "TQ1_0", "TQ2_0"}))
 def test_columns_that_count_more_err_less(kind: str) -> None:
     random = torch.Generator().manual_seed(0)
-    rows, counts = torch.randn(64, 512, generator=random), torch.rand(512, generator=random).pow(8) + 1e-3
+    rows, counts = torch.randn(16, 512, generator=random), torch.rand(512, generator=random).pow(8) + 1e-3
     block = next(each for each in TYPES.values() if each.name == kind)
     lost = [
         float(((Blocks(block, ENCODERS[kind](rows, each)).dense() - rows).square() * counts).sum())
         for each in (None, counts)
     ]
     assert lost[1] < 0.8 * lost[0]
-    even = ENCODERS[kind](rows, torch.full((512,), 2.0))
-    assert torch.equal(even, ENCODERS[kind](rows))
+    even = ENCODERS[kind](rows[:4], torch.full((512,), 2.0))
+    assert torch.equal(even, ENCODERS[kind](rows[:4]))
 
 
 def test_importance_files(tmp_path: Path) -> None:
@@ -366,10 +370,17 @@ def test_importance_files(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "--imatrix goes with" in " ".join(refused.output.split())
 
 
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _family("llama", tmp_path_factory.mktemp("llama"))
+
+
 @pytest.mark.parametrize("kind", sorted({*FILE_TYPES} - {"f16", "bf16", "q8_0", *EVEN}))
-def test_rows_that_are_no_whole_blocks_take_the_next_type_and_it_is_said(kind: str, tmp_path: Path) -> None:
-    folder, target = _family("llama", tmp_path), tmp_path / "model.gguf"
-    _, note = export(folder, target, kind)
+def test_rows_that_are_no_whole_blocks_take_the_next_type_and_it_is_said(
+    kind: str, llama: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "model.gguf"
+    _, note = export(llama, target, kind)
     types = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(target).tensors}
     inner = [types[name] for name in types if name.endswith(("attn_q.weight", "ffn_up.weight"))]
     assert set(inner) == {
