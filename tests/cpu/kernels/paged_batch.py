@@ -95,6 +95,13 @@ class PagedBatch:
             self.seqs[name].computed += count
         return context
 
+    def copy_pages(self, other: PagedBatch) -> None:
+        """What another batch has stored: kernels that only read need not store it first."""
+        for mine, theirs in zip(self.kv, other.kv, strict=True):
+            for name in ("key", "value", "key_scale", "value_scale"):
+                if (part := getattr(theirs, name)) is not None:
+                    getattr(mine, name).copy_(part)
+
     def _rows(self, grants: list[tuple[str, int]]) -> tuple[Tensor, Tensor]:
         """Of each sequence and each token; a name keeps its row."""
         rows = [list(self.seqs).index(name) for name, _ in grants]

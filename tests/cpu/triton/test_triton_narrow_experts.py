@@ -77,7 +77,7 @@ ONE = [(1, kind) for kind in ("fp8", "blocks", "int8", "int4/32", "int4z/64", "i
 
 @pytest.mark.parametrize(("tokens", "kind", "act"), [
     *((*each, "silu_mul") for each in (*ONE, *((20, k) for k in ("fp8", "blocks", "int4z/64", "fp4/32", "nf4/64")))),
-    *((tokens, kind, "relu2") for tokens in (1, 20) for kind in ("fp8", "int8", "int4/128", "fp4/32")),
+    *((*each, "relu2") for each in covering((1, 20), ("fp8", "int8", "int4/128", "fp4/32"))),
 ])  # fmt: skip
 def test_a_whole_layer(kind, tokens, act):
     eight = kind in EIGHT

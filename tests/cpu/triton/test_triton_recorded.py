@@ -77,40 +77,41 @@ def tokens(folder: pathlib.Path, options: dict, *, recorded: bool, warm: bool = 
         return found, graphs
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}, "depth": 2},
-    ],
-    ids=["drafts of the device"],
-)
-def test_the_same_tokens(tiny: pathlib.Path, options: dict) -> None:
-    expected, _ = tokens(tiny, options, recorded=False)
-    found, (single, ragged) = tokens(tiny, options, recorded=True)
-    assert found == expected
-    assert ragged.made
-    assert single.made or "speculative_config" in options
+DRAFTS = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}, "depth": 2}
+"""Of the device."""
+STATES = {"skip_tokenizer_init": True, "block_size": 4}
 
 
-def test_states_go_on_once(hybrid: pathlib.Path) -> None:
-    options = {"skip_tokenizer_init": True, "max_num_batched_tokens": 8, "block_size": 4}
-    expected, _ = tokens(hybrid, options, recorded=False)
-    found, (single, ragged) = tokens(hybrid, options, recorded=True)
-    assert found == expected
+@pytest.fixture(scope="module")
+def of_tiny(tiny: pathlib.Path) -> list:
+    """What it says where nothing is recorded, drafted or cut."""
+    return tokens(tiny, {}, recorded=False)[0]
+
+
+@pytest.fixture(scope="module")
+def of_hybrid(hybrid: pathlib.Path) -> list:
+    return tokens(hybrid, STATES, recorded=False)[0]
+
+
+def test_the_same_tokens(tiny: pathlib.Path, of_tiny: list) -> None:
+    found, (_, ragged) = tokens(tiny, DRAFTS, recorded=True)
+    assert found == of_tiny and ragged.made
+
+
+def test_states_go_on_once(hybrid: pathlib.Path, of_hybrid: list) -> None:
+    found, (single, ragged) = tokens(hybrid, {**STATES, "max_num_batched_tokens": 8}, recorded=True)
+    assert found == of_hybrid
     assert ragged.made and single.made
 
 
-def test_drafts_over_states(hybrid: pathlib.Path) -> None:
+def test_drafts_over_states(hybrid: pathlib.Path, of_hybrid: list) -> None:
     """Nearly all of these drafts are wrong, so that rows go back to states that recordings left."""
-    expected, _ = tokens(hybrid, {"skip_tokenizer_init": True, "block_size": 4}, recorded=False)
-    options = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}, "depth": 2}
-    found, (_, ragged) = tokens(hybrid, {"skip_tokenizer_init": True, "block_size": 4, **options}, recorded=True)
-    assert found == expected and ragged.made
+    found, (_, ragged) = tokens(hybrid, {**STATES, **DRAFTS}, recorded=True)
+    assert found == of_hybrid and ragged.made
 
 
-def test_recorded_ahead(tiny: pathlib.Path) -> None:
-    expected, _ = tokens(tiny, {}, recorded=False)
-    assert tokens(tiny, {}, recorded=True, warm=True)[0] == expected
+def test_recorded_ahead(tiny: pathlib.Path, of_tiny: list) -> None:
+    assert tokens(tiny, {}, recorded=True, warm=True)[0] == of_tiny
 
 
 @pytest.mark.parametrize("objects", [False, True])

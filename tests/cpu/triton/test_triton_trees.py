@@ -75,9 +75,9 @@ def test_nodes_see_what_they_descend_from(kind: str, dtype: str, chunk: int, ste
     ours, theirs = (
         PagedBatch((kv,), k, stored=stored, block_size=4, blocks=80, drop=drop) for k in (kernels, REFERENCE)
     )
-    before = torch.randn(84, width(kv))
-    for batch, backend in ((ours, kernels), (theirs, REFERENCE)):
-        backend.prepare_qkv(before, spec, batch.step([("a", 27), ("b", 38), ("c", 19)]))
+    stored, _ = (batch.step([("a", 27), ("b", 38), ("c", 19)]) for batch in (theirs, ours))
+    REFERENCE.prepare_qkv(torch.randn(84, width(kv)), spec, stored)
+    ours.copy_pages(theirs)
     grants = [("a", 5), ("c", chunk), ("b", 65 if WHOLE else 9)]
     trees = {seq: grown(grants[seq][1] - 1, dice) for seq in (0, 2)}
     x = torch.randn(sum(n for _, n in grants), width(kv))
@@ -95,10 +95,11 @@ def test_trees_that_share_a_prefix_read_it_once() -> None:
     spec, dice = attention_of(kv), random.Random(4)
     ours, theirs = (PagedBatch((kv,), k, block_size=8, blocks=60) for k in (kernels, REFERENCE))
     before, x = torch.randn(90, width(kv)), torch.randn(7, width(kv))
-    trees, contexts = {0: grown(6, dice)}, []
-    for batch, backend in ((ours, kernels), (theirs, REFERENCE)):
-        backend.prepare_qkv(before, spec, batch.step([("a", 90)]))
-        contexts.append(as_trees(batch.step([("a", 7)]), trees))
+    stored, _ = (batch.step([("a", 90)]) for batch in (theirs, ours))
+    REFERENCE.prepare_qkv(before, spec, stored)
+    ours.copy_pages(theirs)
+    trees = {0: grown(6, dice)}
+    contexts = [as_trees(batch.step([("a", 7)]), trees) for batch in (ours, theirs)]
     contexts[0].groups[0].shared = True
     found, expected = (
         k.attention(k.prepare_qkv(x, spec, ctx), spec, ctx)
