@@ -200,7 +200,7 @@ def page() -> str:
 
 def is_tested(kind: str, tests: str) -> bool:
     """Does a file of tests name a case of this family?"""
-    names = {kind.removesuffix("_text"), kind.removesuffix("_text").replace("_", "-")}
+    names = {kind, kind.removesuffix("_text"), kind.removesuffix("_text").replace("_", "-")}
     return any(re.search(rf'"{re.escape(name)}[-"]', tests) for name in names)
 
 

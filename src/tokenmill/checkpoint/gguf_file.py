@@ -7,6 +7,7 @@ the bytes that are there before it is used; a file that lies is a ModelError, no
 from __future__ import annotations
 
 import mmap
+import os
 import re
 import struct
 from dataclasses import dataclass, field
@@ -156,7 +157,8 @@ def open_gguf(path: Path | str) -> GgufFile:
     except ModelError:
         raise
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be opened ({error}).") from error
+        reason = "the file is empty" if os.path.getsize(path) == 0 else error
+        raise ModelError(f"{path}: cannot be opened ({reason}).") from error
     metadata, tensors = parse_gguf(data, str(path))
     return GgufFile(str(path), data, metadata, tensors)
 

@@ -236,8 +236,8 @@ def _try(name: str, revision: str | None, ask: Callable[[], T]) -> T:
         ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         raise UserError(
-            f"{name!r} is not a folder here, and {name}{version} is not in the download cache while the hub cannot be "
-            "reached; give a folder, or download it once with a network"
+            f"{name!r}{version} is neither a folder here nor in the download cache, and the hub cannot be reached; "
+            "check the name, give a folder, or download the model once with a network"
         ) from error
     except (WrongFileError, *_NONSENSE) as error:
         raise UserError(

@@ -33,7 +33,14 @@ def check_gguf(file: GgufFile, path: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that is an adapter. Some have a copy of their model's config.json."""
+    """Refuse a folder that is an adapter (some have a copy of their model's config.json), or in which the hub's cache
+    keeps every version of a model."""
+    versions = [each for each in (folder / "snapshots").glob("*") if each.is_dir()]
+    if versions and not present(folder / _CONFIG):
+        newest = max(versions, key=lambda each: each.stat().st_mtime)
+        raise ModelError(
+            f"{folder}: here the hub's cache keeps the versions of a model: name it as on the hub, or name {newest}."
+        )
     weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*.gguf")]
     others = any(not file.name.startswith("adapter_model.") for file in weights)
     if not present(folder / _ADAPTER) or (present(folder / _CONFIG) and (others or not weights)):

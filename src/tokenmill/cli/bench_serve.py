@@ -39,7 +39,7 @@ TARGET = {
     "ignore_eos": flag(
         "ignore_eos",
         bool,
-        "Answers have their full length, or end where the model ends them.",
+        "Answers have their full length (default), or end where the model ends them.",
         spelled="--ignore-eos/--respect-eos",
     ),
     "timeout": flag("timeout", float, "Seconds after which a request has failed (default: 600).", min=0.1),

@@ -264,6 +264,8 @@ def _too_many(ctx: Any, words: list[str]) -> str:
         return "; a switch takes no value: --no-... switches it off"
     if "--prompt" in ctx.command._flags():
         return "; the text stands behind --prompt, in quotes"
+    if ctx.info_name == "chat":
+        return "; what you say to the model is typed when it is ready, or comes from a pipe"
     return "" if len(words) == 1 else "; a text of several words stands behind a flag, in quotes"
 
 

@@ -82,7 +82,9 @@ def generate(
 
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:
-    if (prompt is None) == (file is None):
+    if prompt is not None and file is not None:
+        raise ParameterError("--prompt and --prompt-file both give the prompt: leave one of them out.")
+    if prompt is None and file is None:
         raise ParameterError("Give the prompt with --prompt TEXT, --prompt - (standard input) or --prompt-file FILE.")
     if file is None:
         assert prompt is not None

@@ -17,13 +17,18 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.text_file import check_file
 
 LOAD = {
-    "efficiency": flag("efficiency", str, "Shares of the ceilings that are reached: MEMORY,COMPUTE, or one for both."),
-    "price": flag("price", float, "US dollars per hour of one device.", min=0.0),
+    "efficiency": flag(
+        "efficiency",
+        str,
+        "Shares of the ceilings that are reached: MEMORY,COMPUTE, or one for both "
+        "(default: the device's, which the result names).",
+    ),
+    "price": flag("price", float, "US dollars per hour of one device (default: the hardware table's).", min=0.0),
     "contexts": flag(
         "context", list[int], "Prompt tokens per request (may be repeated; default: 1024, 8192, 32768, 131072).", min=1
     ),
     "output": flag("output_len", int, "Output tokens per request (default: 256).", min=1),
-    "slo": flag("slo", str, "Find the cheapest set-up that meets this, such as ttft=500ms,tpot=50ms."),
+    "slo": flag("slo", str, "Find the cheapest set-up that meets this for --users, such as ttft=500ms,tpot=50ms."),
     "again": flag(
         "measure_again",
         bool,

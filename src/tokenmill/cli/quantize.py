@@ -91,7 +91,10 @@ def quantize(
         "the form of the files.",
     ),
     group: int = typer.Option(
-        None, "--group", "--group-size", help="Columns that share a scale: 32, 64, 128 or 256 (default: 32; 128)."
+        None,
+        "--group",
+        "--group-size",
+        help="Columns that share a scale: 32, 64, 128 or 256 (default: 32; with --method 128).",
     ),
     skip: str = typer.Option(None, "--skip", metavar="REGEX", help="Do not round weights whose name matches this."),
     perplexity: Path = typer.Option(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from tokenmill.cli.interrupts import Interrupts
 from tokenmill.core.errors import ParameterError, why
 
-NO_TEXT = "What was typed is not text in the encoding that is set here; it should be UTF-8."
+NO_TEXT = "The input is not UTF-8 text."
 QUOTES = '"""'
 FIRST, NEXT = "> ", "… "
 

@@ -162,7 +162,8 @@ class SpeculateOptions:
     speculative_config: dict[str, Any] | None = option(
         None,
         'JSON: {"method": "ngram" or "suffix"}, {"model": FOLDER} (a smaller model), or {"method": "medusa", "eagle" '
-        'or "eagle3", "model": FOLDER}; "num_speculative_tokens": most guesses at a time.',
+        'or "eagle3", "model": FOLDER}, or {"method": "mtp" or "lookahead"}; "num_speculative_tokens": most guesses '
+        "at a time (4).",
     )
 
 

@@ -105,7 +105,7 @@ def buy_blocks(layout: CacheLayout, budget_bytes: int, max_length: int, slack: i
     need, unit = _blocks_of(layout, max_length, slack), sequence_bytes(layout, max_length, slack)
     if budget_bytes < unit * layout.block_size / max(max_length, 1):
         raise UserError(
-            f"The KV cache budget of {budget_bytes / 2**20:.1f} MiB holds not even one block: "
+            f"A K/V cache of {budget_bytes / 2**20:.1f} MiB holds not even one block: "
             "give more with --kv-cache-memory-bytes."
         )
     return [max(1, budget_bytes * n // unit) for n in need]

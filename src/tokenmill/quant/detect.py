@@ -130,7 +130,7 @@ def check_stored(config: Mapping[str, object], wanted: str, where: str, *, gguf:
     found = "gguf" if gguf else named
     meant = {"modelopt_fp4": "modelopt", "gpt_oss_mxfp4": "mxfp4"}.get(wanted, wanted.removesuffix("_marlin"))
     if found != meant:
-        stored_as = f"its weights are stored as {found}" if found else "its weights are not quantised"
+        stored_as = f"its weights are stored as {found}" if found else "its weights are stored unquantised"
         schemes = ", ".join([FP8, *AT_LOAD])
         raise ModelError(
             f"{where}: {stored_as}, not as {wanted}. To quantise them while loading: --quantization {schemes}."

@@ -234,6 +234,8 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     )
     if why is not None and error.status_code in text:
         sentence = f"{sentence[:-1]}: {why}."
+    elif error.status_code == 404:
+        sentence = f"{sentence[:-1]}: /openapi.json lists all."
     found = HttpError(error.status_code, sentence)
     headers = dict(error.headers or {})
     if error.status_code == 405:

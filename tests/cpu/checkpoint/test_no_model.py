@@ -85,6 +85,14 @@ def test_a_model_with_an_adapter_beside_it_is_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_a_folder_of_the_hubs_cache(tmp_path: Path, way: str) -> None:
+    version = tmp_path / "models--acme--tiny" / "snapshots" / "abc"
+    version.mkdir(parents=True)
+    with pytest.raises(UserError, match=rf"name it as on the hub, or name {version}\."):
+        WAYS[way](version.parent.parent)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_one_file_of_several(tmp_path: Path, way: str) -> None:
     demo = demo_model("demo")
     assert demo is not None

@@ -111,7 +111,7 @@ def test_a_model_that_does_not_load(monkeypatch: pytest.MonkeyPatch, arguments: 
     ("arguments", "part"),
     [
         (["generate"], "--prompt TEXT"),
-        (["generate", "--prompt", "a", "--prompt-file", "b"], "--prompt TEXT"),
+        (["generate", "--prompt", "a", "--prompt-file", "b"], "both give the prompt"),
         (["generate", "--prompt-file", "/no/such/file"], "cannot be read"),
         (["generate", "--prompt", "a", "--temperature", "-1"], "temperature must be in [0, 100]"),
         (["generate", "--prompt", "a", "--temperature", "0", "--n", "2"], "set temperature > 0"),
