@@ -1,9 +1,9 @@
 """The search for the fastest way (kernel and tiles) of a product. Owns: the candidates, what counts as right and as
 faster, the budget, and the file of what was found on this device.
 
-Each operation (`ways.py`) is searched by itself, on weights of the same shape that rotate through more memory than the
-L2 cache holds. A way that does not compile, does not fit or differs from the default's result is left out; a way that
-is kept must beat the default twice. Must not know: models, requests, when searching is allowed.
+Each operation (`ways_by_shape.py`) is searched by itself, on weights of the same shape that rotate through more
+memory than the L2 cache holds. A way that does not compile, does not fit or differs from the default's result is left
+out; a way that is kept must beat the default twice. Must not know: models, requests, when searching is allowed.
 """
 
 from __future__ import annotations
