@@ -137,6 +137,12 @@ class Outcome:
     def _special(self, seq: Sequence, i: int, result: StepResult, deltas: list[TokenDelta]) -> bool:
         """Handle the rare parts of a result; True: there is nothing else to do for this sequence."""
         group = seq.group
+        scores = result.prompt_logprobs.get(i)
+        scored = min(seq.computed, seq.num_prompt - 1)  # the last prompt token predicts no prompt token
+        if scores and seq.index == 0 and scored > group.scored:
+            new = scores[len(scores) - (scored - group.scored) :]  # scores of recomputed tokens were reported before
+            group.scored = scored
+            deltas.append(TokenDelta(group.request.id, 0, [], prompt_logprobs=new))
         error = result.errors.get(i)
         if error is not None:
             if seq.constraint is not None:
@@ -148,12 +154,6 @@ class Outcome:
             self.tables.forget(seq)
             deltas += self.roster.fail(seq, error)
             return True
-        scores = result.prompt_logprobs.get(i)
-        scored = min(seq.computed, seq.num_prompt - 1)  # the last prompt token predicts no prompt token
-        if scores and seq.index == 0 and scored > group.scored:
-            new = scores[len(scores) - (scored - group.scored) :]  # scores of recomputed tokens were reported before
-            group.scored = scored
-            deltas.append(TokenDelta(group.request.id, 0, [], prompt_logprobs=new))
         if i in result.pooled:
             deltas.append(
                 TokenDelta(group.request.id, 0, [], finish="stop", pooled=result.pooled[i], cached=group.cached)

@@ -126,6 +126,19 @@ def test_prompt_logprobs_of_a_cached_prompt_equal_a_cold_run(backend, tiny):
     assert len(both[1].prompt_logprobs) == 100
 
 
+def test_a_prompt_is_scored_whole_though_no_answer_is_left(tiny):
+    """Also the tokens of the step in which this shows, so what is said does not depend on chunks."""
+    held = {"structured_outputs": {"choice": ["yes", "no"]}, "allowed_token_ids": [5]}
+    params = SamplingParams(prompt_logprobs=0, temperature=0.0, **held)
+    found = []
+    for threshold in (0, 7):
+        with open_llm(tiny, long_prefill_token_threshold=threshold) as llm:
+            found += run(llm, [list(range(40, 60))], params)
+    assert [len(out.prompt_logprobs) for out in found] == [20, 20]
+    assert exact(found[0]) == exact(found[1])
+    assert found[0].outputs[0].finish_reason == "error"
+
+
 def test_samples_differ_and_best_of_ranks_them(llm):
     params = SamplingParams(n=5, seed=4, max_tokens=10, ignore_eos=True, logprobs=0)
     five = run(llm, [PROMPT], params)[0].outputs
