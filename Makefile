@@ -65,7 +65,7 @@ test: setup-tests
 	wait $$checks; checked=$$?; cat out/check.log; \
 	[ $$tests = 0 ] || $(AGAIN); tests=$$?; exit $$((tests + checked))
 
-# What `make test` thins out: every family in every mode, every shape in every field, three times the examples of the document.
+# What `make test` thins out: every family in every mode, every shape in every field, four times the examples of the document.
 test-nightly: setup-tests
 	TOKENMILL_FAMILIES=1 TOKENMILL_FUZZ_EXAMPLES=25 $(BIN)/pytest -n 2 --timeout 3600 tests/cpu tests/pure
 

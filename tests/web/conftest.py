@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 
@@ -26,6 +27,7 @@ from tokenmill.testing.fake_generator import FakeFleet, FakeOptions, fake_fleet
 
 SHOTS = Path(__file__).parents[2] / "out" / "web"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+FLAGS += ["--renderer-process-limit=1"]  # to start one takes as long as to load the page
 FLAGS += ["--disable-sync", "--disable-dev-shm-usage", "--force-color-profile=srgb"]
 
 
@@ -123,19 +125,52 @@ def browser() -> Iterator[Any]:
         made.close()
 
 
+def open_context(browser: Any, **options: Any) -> Any:
+    """A browser of its own within the browser: it shares nothing with others."""
+    made = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+    made.set_default_timeout(1000 * float(os.environ.get("TOKENMILL_WEB_TIMEOUT_S", "60")))
+    return made
+
+
+class Usual:
+    """The context of pages that ask for nothing special. One empty page of it stays, and with it the process."""
+
+    def __init__(self, browser: Any) -> None:
+        self.context = open_context(browser)
+        self.blank = self.context.new_page()
+        self.session = self.context.new_cdp_session(self.blank)
+
+    def clear(self) -> None:
+        """Close what a test has opened, and forget what was kept for its servers."""
+        opened = [page for page in self.context.pages if page != self.blank]
+        origins = {urljoin(page.url, "/").rstrip("/") for page in opened if page.url.startswith("http")}
+        for page in opened:
+            page.close()
+        for origin in origins:
+            self.session.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
+
+
+@pytest.fixture(scope="module")
+def usual(browser: Any) -> Usual:
+    return Usual(browser)
+
+
 @dataclass
 class Tabs:
-    """Opens pages; remembers what went wrong in them."""
+    """Opens pages; remembers what went wrong in them. All but the first of a test, and those with options, have a
+    context of their own."""
 
     browser: Any
+    usual: Usual | None = None
     contexts: list[Any] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
 
-    def __call__(self, url: str, **context: Any) -> Any:
-        made = self.browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **context})
-        made.set_default_timeout(1000 * float(os.environ.get("TOKENMILL_WEB_TIMEOUT_S", "60")))
-        self.contexts.append(made)
-        page = made.new_page()
+    def __call__(self, url: str, **options: Any) -> Any:
+        if options or self.usual is None or len(self.usual.context.pages) > 1:
+            self.contexts.append(open_context(self.browser, **options))
+            page = self.contexts[-1].new_page()
+        else:
+            page = self.usual.context.new_page()
         page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
         page.on("console", self._console)
         page.goto(url)
@@ -147,10 +182,11 @@ class Tabs:
 
 
 @pytest.fixture
-def tab(browser: Any) -> Iterator[Tabs]:
+def tab(browser: Any, usual: Usual) -> Iterator[Tabs]:
     """tab(url, color_scheme="dark", ...) -> page. No script error and no policy violation may happen in it."""
-    tabs = Tabs(browser)
+    tabs = Tabs(browser, usual)
     yield tabs
+    usual.clear()
     for context in tabs.contexts:
         context.close()
     assert not tabs.troubles, tabs.troubles

@@ -254,7 +254,7 @@ def test_values_out_of_range_are_marked(serve: Servers, tab: Tabs) -> None:
 
 def test_everything_comes_in_one_small_load(serve: Servers, tab: Tabs) -> None:
     server = serve(FakeOptions(script="$x^2$"))
-    page = tab("about:blank")
+    page = tab("about:blank", accept_downloads=False)  # nothing of it is known
     session = page.context.new_cdp_session(page)
     session.send("Network.enable")
     sizes: list[int] = []
@@ -283,7 +283,7 @@ def test_first_paint_within_a_second(serve: Servers, tab: Tabs, timed: None) -> 
     server = serve()
     times = []
     for _ in range(3):
-        page = tab("about:blank")
+        page = tab("about:blank", accept_downloads=False)
         page.goto(server.url)
         page.get_by_text("What shall we talk about?").wait_for()
         paint = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"

@@ -26,7 +26,7 @@ from tokenmill.server.listener import HttpServer
 from tokenmill.server.run import _bind
 from tokenmill.testing.fake_generator import FakeOptions, fake_fleet
 
-EXAMPLES = int(os.environ.get("TOKENMILL_FUZZ_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("TOKENMILL_FUZZ_EXAMPLES", "6"))
 LEAK = re.compile(r"0x[0-9a-f]{6,}|Traceback")
 
 
