@@ -241,6 +241,8 @@ def _tell(ctx: Any, error: Any, named: Mapping[str, str] | None = None) -> NoRet
     """The library's error in our words."""
     text = " ".join(str(error.format_message()).split()).rstrip(".").replace("Value error, ", "")
     text = text.replace("Input should be a valid number, unable to parse string as a number", "it takes a number")
+    text = text.replace("Input should be greater than or equal to", "it must be at least")
+    text = text.replace("Input should be less than or equal to", "it must be at most")
     said, between, choices = text.partition(" is not one of ")
     text = f"{said}{between}{_nearest(said, choices.replace(chr(39), ''))}"  # many are easier to read without quotes
     text = re.sub(r"'(--?[\w-]+)'(?: / '--?[\w-]+')+", r"'\1'", text)  # one of a flag's names is enough

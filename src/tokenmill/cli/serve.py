@@ -34,7 +34,7 @@ from tokenmill.core.config import (
     make_server_config,
 )
 from tokenmill.core.config_file import read_config_file
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, UserError
 
 if TYPE_CHECKING:
     from tokenmill.server.access import Rights
@@ -167,6 +167,7 @@ def _serve_many(models: list[str], given: dict[str, Any], server: ServerConfig) 
             )
         server = replace(server, listen=replace(server.listen, api_key=[*(server.listen.api_key or ()), *keys] or None))
         specs = [replace(spec, server=replace(spec.server, listen=server.listen)) for spec in specs]
+        _tell_of_absent(specs)
     else:
         models = [plain_name(name) for name in models]
         for name in models:
@@ -183,6 +184,15 @@ def _serve_many(models: list[str], given: dict[str, Any], server: ServerConfig) 
     hooks = Hooks(lambda name: say(f"tokenmill: loading {name} ..."), serving, _tell_end)
     if status := serve_models(specs, server, hooks, rights=rights):
         raise typer.Exit(status)
+
+
+def _tell_of_absent(specs: Sequence[Spec]) -> None:
+    """Name models of a file that could not be loaded now. They may come later: a disk, or a download."""
+    for spec in specs:
+        try:
+            look_for(spec.engine.model.model)
+        except UserError as error:
+            say(f"note: {spec.names[0]} cannot be loaded yet: {error}")
 
 
 def catalogue_banner(url: str, specs: Sequence[Spec], *, keyed: bool) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from tokenmill.cli.interrupts import Interrupts
 from tokenmill.core.errors import ParameterError, why
 
-NO_TEXT = "The input is not UTF-8 text."
+NO_TEXT = "The input is not text in the encoding that is set here, which should be UTF-8 (PYTHONUTF8=1 sets it)."
 QUOTES = '"""'
 FIRST, NEXT = "> ", "… "
 

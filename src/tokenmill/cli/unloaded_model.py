@@ -38,6 +38,11 @@ def look_for(name: str) -> None:
     if not path.exists():
         if name.isdigit():
             raise UserError(f"{name} is not a model's name; did you mean --port {name}?")
+        if re.match("https?://", name):
+            raise UserError(
+                f"{name} is an address, not a model. A running server is asked on its web page or by a client of its "
+                "API; this verb loads a model itself."
+            )
         check_part(name)
         check_place(name)
     elif path.is_dir():

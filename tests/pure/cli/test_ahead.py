@@ -88,3 +88,8 @@ def test_the_address_of_a_page_is_the_models_name() -> None:
     for name in ("owner/model", "hf.co/owner/model", "https://example.com/owner/model", "/no/such", "demo"):
         assert plain_name(name) == name
     assert resolve_options("https://huggingface.co/owner/model", {})[0].model.model == "owner/model"
+
+
+def test_the_address_of_a_server_is_told_from_a_model() -> None:
+    with pytest.raises(UserError, match="is an address, not a model"):
+        resolve_options("http://localhost:8000", {})

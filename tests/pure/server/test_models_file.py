@@ -99,7 +99,7 @@ def test_json_is_read_as_well(tmp_path: Path) -> None:
         ("model: {}", "Did you mean 'models'"),
         ("[]", "must hold a mapping"),
         ("a: [", "is neither YAML nor JSON"),
-        ("models: {a: }\nkeys: {k: [b]}", "key 1: there is no 'b' here"),
+        ("models: {a: }\nkeys: {k: [b]}", "key 1: there is no 'b' here. Known: a"),
         ("models: {a: }\nkeys: [k]", "`keys` must be a mapping"),
     ],
 )

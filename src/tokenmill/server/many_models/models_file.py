@@ -32,6 +32,8 @@ from tokenmill.server.many_models.entry import Spec
 from tokenmill.server.preflight import check_entry
 
 MOST_MODELS = 1000
+MOST_KNOWN = 8
+"""Most names that the refusal of an unknown one lists."""
 FIELDS = ("aliases", "ttl", "pin", "alone", "groups", "memory")
 OWN = frozenset(
     (
@@ -186,5 +188,6 @@ def _read_keys(path: Path, given: Any, specs: Sequence[Spec]) -> dict[str, Right
 
 def _unknown(where: str, name: str, known: Sequence[str]) -> ParameterError:
     close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    listed = f" Known: {', '.join(known)}." if 0 < len(known) <= MOST_KNOWN else ""
+    hint = f" Did you mean {close[0]!r}?" if close else listed
     return ParameterError(f"{where}: there is no {name[:100]!r} here.{hint}", param=name[:100])
