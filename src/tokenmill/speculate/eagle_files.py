@@ -199,6 +199,11 @@ def _words_of(head: HeadConfig, b: Build, target: Any, vocab: int, where: str) -
     if head.hidden != head.wide:
         raise ModelError(f"{where}: it has states of {head.hidden} numbers, and no embeddings for them (embed_tokens).")
     embed: Embed = target.embedding
+    if (width := target.embedding.weight.shape[1]) != head.hidden:  # OPT-350M's are narrower than its states
+        raise ModelError(
+            f"{where}: it reads this model's embeddings beside states of {head.hidden} numbers, and they have {width}: "
+            "use a draft model, Medusa heads, or a head with embeddings of its own (embed_tokens)."
+        )
     return embed
 
 

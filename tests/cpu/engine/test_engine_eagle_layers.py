@@ -14,6 +14,7 @@ from drafters import MOST, make_eagle, make_medusa
 from eagle_reference import Reference
 from engine_draft_models_helpers import PROMPTS
 from engines import all_of_them, exact, greedy, hear_guesses, open_usual, run
+from families_helpers import CASES
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -213,6 +214,18 @@ def test_heads_that_are_refused(change: Any, why: str, target: Path, tmp_path: P
     with pytest.raises(UserError, match=why) as told:
         open_usual(target, speculative_config={"method": "eagle3", "model": str(head)})
     assert str(head) in str(told.value)  # of two folders, this one
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_words_narrower_than_states_are_refused(method: str, tmp_path: Path) -> None:
+    """Such heads read the target's embeddings, and these are OPT-350M's."""
+    CASES["opt-350m"].make(tmp_path / "target")
+    head = make_eagle(tmp_path / "head", 50 if method == "eagle3" else 0, hidden=32)
+    said = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(said | {"vocab_size": 67}))
+    config = {"method": method, "model": str(head), "num_speculative_tokens": MOST}
+    with pytest.raises(UserError, match="states of 32 numbers, and they have 16"):
+        open_usual(tmp_path / "target", speculative_config=config, skip_tokenizer_init=True, max_model_len=64)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "medusa", "draft_model"])
