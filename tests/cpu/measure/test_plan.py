@@ -273,7 +273,7 @@ def test_what_is_not_counted_and_what_is_too_long_is_told(tmp_path):
         (["--enable-lora"], "adapters are not counted"),
         (["--context", "1024", "--context", "99999999"], "--context 99999999 is left out"),
         (["--output-len", "99999999"], "--output-len 99999999 is taken as"),
-        (["--context", "0"], "Input should be greater than or equal to 1"),
+        (["--context", "0"], "it must be at least 1"),
     ):
         shown = " ".join(CliRunner().invoke(app, [*call, *more]).output.split())
         assert said in shown, shown
