@@ -29,9 +29,18 @@ def whole_entries(table: Tensor) -> tuple[Tensor, float]:
     if not top:
         return torch.zeros_like(table), 1.0
     units = [unit for unit in (1.0, 0.5, 0.25) if top / unit <= 127] + [top / most for most in range(127, 63, -1)]
-    lost = [float(((table / unit).round() * unit - table).double().square().sum()) for unit in units]
-    unit = units[lost.index(min(lost))]
-    return (table / unit).round(), unit
+    best = units[0]
+    least = _lost(table, best)
+    for unit in units[1:]:
+        if not least:  # the usual case, and every matrix of a mixture asks
+            break
+        if (lost := _lost(table, unit)) < least:
+            least, best = lost, unit
+    return (table / best).round(), best
+
+
+def _lost(table: Tensor, unit: float) -> float:
+    return float(((table / unit).round() * unit - table).double().square().sum())
 
 
 def group_width(columns: int, groups: int) -> int:
