@@ -43,6 +43,11 @@ def _closed(pool: Pool) -> None:
 @pytest.fixture(autouse=True)
 def kept_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that are idle when their pool ends serve later ones."""
+    keep_helpers(monkeypatch)
+
+
+def keep_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, for single tests of a file."""
     monkeypatch.setattr(Pool, "_take", _taken)
     monkeypatch.setattr(Pool, "close", _closed)
     monkeypatch.setattr(client, "starts_last", lambda: False)  # else they end with the thread that started them

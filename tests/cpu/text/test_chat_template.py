@@ -15,6 +15,7 @@ import pytest
 import tokenizers
 from chat_examples import BARS, CALL, CHATML, CHATS, FAMILIES, HEADERS, STRINGS, TOOLS, TURNS
 from jinja2.sandbox import SandboxedEnvironment
+from tests.kept_helpers import keep_helpers
 
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.text.chat_template import ChatTemplate, check_template_kwargs
@@ -30,6 +31,12 @@ def families() -> Iterator[dict[str, ChatTemplate]]:
     yield made
     for template in made.values():
         template.close()
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what is not about processes."""
+    keep_helpers(monkeypatch)
 
 
 def render(source: str, messages: list[dict[str, Any]] = USER, budget_s: float = 1.0, **options: Any) -> str:
@@ -57,6 +64,7 @@ def test_the_last_message_can_be_continued(name: str, content: str, families: di
     assert families[name].render(messages, add_generation_prompt=False).startswith(text)
 
 
+@pytest.mark.usefixtures("kept")
 def test_continuing_needs_text_that_the_template_shows() -> None:
     with pytest.raises(UserError, match="last message with text"):
         render(CHATML, [{"role": "assistant", "content": None, "reasoning": "hm"}], continue_final_message=True)
@@ -82,6 +90,7 @@ def test_parts_stay_parts_where_a_template_loops_over_them(families: dict[str, C
     assert render(only_parts) == "[hello]"
 
 
+@pytest.mark.usefixtures("kept")
 def test_what_a_tool_said_is_text_where_only_other_roles_have_parts() -> None:
     mixed = (
         "{% for m in messages %}{% if m.content is string %}{{ m.role + ':' + m.content }}{% elif m.role == 'user' %}"
@@ -95,6 +104,7 @@ def test_what_a_tool_said_is_text_where_only_other_roles_have_parts() -> None:
         render(mixed, [asked, {"role": "tool", "content": [{"type": "image"}]}])
 
 
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize(
     "written",
     [
@@ -115,6 +125,7 @@ def test_parts_are_their_text_where_a_template_writes_them(written: str) -> None
         render(source, [{"role": "system", "content": [{"type": "image"}]}, *USER])
 
 
+@pytest.mark.usefixtures("kept")
 def test_tool_arguments_come_as_objects() -> None:
     text_call = {"type": "function", "function": {"name": "weather", "arguments": '{"town": "Köln", "days": [1, 2]}'}}
     chats = [[*USER, {"role": "assistant", "content": "", "tool_calls": [call]}] for call in (CALL, text_call)]
@@ -126,6 +137,7 @@ def test_tool_arguments_come_as_objects() -> None:
     assert "{" in render(CHATML, broken)
 
 
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize(
     ("source", "written"),
     [
@@ -148,6 +160,7 @@ WRITES = "{% for m in messages %}{% for call in m.tool_calls %}{% set f = call.f
 ENDS = "{% endfor %}{% endfor %}"
 
 
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize(
     ("source", "written"),
     [
@@ -172,6 +185,7 @@ def test_tool_arguments_come_as_text_where_a_template_writes_them(source: str, w
     assert len(found) == 1 and (said in found.pop()) == (written or "tojson" in source)
 
 
+@pytest.mark.usefixtures("kept")
 def test_named_templates() -> None:
     both = ChatTemplate({"default": "d", "tool_use": "t{{ tools|length }}"})
     assert both.render(USER) == "d"
@@ -181,6 +195,7 @@ def test_named_templates() -> None:
         ChatTemplate({"rag": "r"}).render(USER)
 
 
+@pytest.mark.usefixtures("kept")
 def test_documents_without_a_place_are_refused() -> None:
     documents = [{"text": "Rex is a dog."}]
     assert render("{% for d in documents %}{{ d.text }}{% endfor %}", documents=documents) == "Rex is a dog."
@@ -214,6 +229,7 @@ def test_reserved_arguments_are_refused_in_render(families: dict[str, ChatTempla
         families["chatml"].render(USER, thing=object())
 
 
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("messages", [[], ["text"], [None]])
 def test_messages_must_be_objects(messages: Any) -> None:
     with pytest.raises(ParameterError):
