@@ -160,8 +160,8 @@ def _device(name: str, types: tuple[str, ...], *, again: bool = False) -> Any:
             with contextlib.suppress(ParameterError):  # the file is damaged, so the machine is measured again
                 return now_here(read_measured(kept, f"measured on {device}"))
     short = device == "cpu" and not again
-    how = "shortly" if short else "at length, for a minute or more"
-    with show_waiting(f"Measuring this machine {how}; it is kept for the next time") as now:
+    how = "briefly" if short else "thoroughly, for a minute or more"
+    with show_waiting(f"Measuring this machine {how}; the result is kept") as now:
         from tokenmill.measure.calibrate import measure_calibrated
 
         found = measure_calibrated(device, types, mixture=EXPERTS in types, short=short, now=now)
