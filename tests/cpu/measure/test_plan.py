@@ -180,7 +180,16 @@ def test_the_table_is_whole():
     assert recognise("NVIDIA A100-SXM4-40GB").name == "a100-40" and recognise("Voodoo 2") is None
 
 
-def test_the_cheapest_setup_meets_the_objective(tmp_path):
+def test_the_cheapest_setup_meets_the_objective(tmp_path, monkeypatch):
+    read, known = planning.read_model, {}
+
+    def read_once(asked, kind, ranks):
+        key = asked.model.quantization, kind, ranks
+        if key not in known:
+            known[key] = read(asked, kind, ranks)
+        return known[key]
+
+    monkeypatch.setattr(planning, "read_model", read_once)  # four questions about one model
     folder = write(tmp_path, LLAMA_8B)
     config, here = make_config({}, model=folder), find_device("h200")
     setup = planning.Setup(here, 1, efficiency_of(here), contexts=(1024,), output=128)
