@@ -21,16 +21,18 @@ from typing import Any
 import pytest
 
 from tokenmill.core.config import LINKS
+from tokenmill.core.environment import PREFIX
 from tokenmill.process import start
 
 ADOPTS = 36
 """PR_SET_CHILD_SUBREAPER of prctl(2): whose grandchildren lose their parent gets them."""
-FREE = {"PYTEST_CURRENT_TEST", "TOKENMILL_FAULTS", *LINKS}
-"""Variables that nothing on a CPU reads while it is imported."""
+FREE = {"PYTEST_CURRENT_TEST", *LINKS}
+"""Variables that nothing on a CPU reads while it is imported. Our own are read when they are needed, too."""
 MOST = 64
 """Files that a worker inherits."""
 _RUN = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {0} import serve; serve(int(sys.argv[2]))"
 _homes: list[Home] = []
+"""The last two, each for an environment. Some tests change theirs for good."""
 _asking = threading.Lock()
 
 
@@ -45,7 +47,6 @@ class Home:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment, process_group=0
             )
-        atexit.register(self.end)
 
     def end(self) -> None:
         """It ends when nobody can ask it any more."""
@@ -64,26 +65,40 @@ class Home:
 
 
 def _fixed(environment: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in FREE}
+    return {name: value for name, value in environment.items() if name not in FREE and not name.startswith(PREFIX)}
 
 
 class Adopted(subprocess.Popen):
     """A child that began as another process's fork."""
 
+    def __init__(self, home: Home, args: list[str], **more: Any) -> None:
+        self.home = home
+        super().__init__(args, **more)
+
     def _execute_child(
         self, args: Any, executable: Any, before: Any, close: Any, files: Any, cwd: Any, env: Any, *_: Any
     ) -> None:
         told = {"args": args[args.index("-c") :], "environment": env, "folder": os.getcwd(), "parent": os.getpid()}
-        self.pid = _homes[0].fork({**told, "files": [1, 2, *files]})
+        self.pid = self.home.fork({**told, "files": [1, 2, *files]})
         self._child_created = True
 
 
 def _started(args: list[str], **more: Any) -> subprocess.Popen[bytes]:
     with _asking:
-        if not _homes:
-            _homes.append(Home(more["env"]))
-        warm = _fixed(more["env"]) == _homes[0].fixed
-        return (Adopted if warm else subprocess.Popen)(args, **more)
+        fixed = _fixed(more["env"])
+        home = next((home for home in _homes if home.fixed == fixed), None)
+        if home is None:
+            home = Home(more["env"])
+            while len(_homes) > 1:
+                _homes.pop(0).end()
+            _homes.append(home)
+        return Adopted(home, args, **more)
+
+
+@atexit.register
+def _end_all() -> None:
+    for home in _homes:
+        home.end()
 
 
 def serve(number: int) -> None:
