@@ -148,5 +148,5 @@ def test_download_errors_say_what_to_do(kind: type[Exception], hint: str, monkey
 def test_offline_for_real(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UserError, match="give a folder, or download it once"):
+    with pytest.raises(UserError, match="give a folder, or download the model once"):
         resolve_model("mill/absent-model")
