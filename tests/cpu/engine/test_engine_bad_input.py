@@ -196,7 +196,7 @@ def test_processors_stay_in_this_process(tiny):
 OPTIONS = [
     ({"max_model_len": 0}, "max_model_len"), ({"block_size": 1.5}, "block_size"), ({"dtype": "int3"}, "dtype"),
     ({"kernel": "auto"}, "kernels"), ({"num_blocks": 2, "max_model_len": 64}, "room for 32"),
-    ({"kv_cache_memory_bytes": 10}, "KV cache"), ({"scheduling_policy": "lottery"}, "scheduling_policy"),
+    ({"kv_cache_memory_bytes": 10}, "K/V cache"), ({"scheduling_policy": "lottery"}, "scheduling_policy"),
     ({"speculative_config": {"method": "magic"}}, "magic"), ({"speculative_config": {"metod": "ngram"}}, "metod"),
     ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 99}}, "num_speculative_tokens"),
     ({"speculative_config": {"method": "ngram", "prompt_lookup_max": 65}}, "at most 64"),
