@@ -149,3 +149,30 @@ def test_long_prompts_through_keys_and_values_of_heads(sizes, stored, monkeypatc
         expected = torch.einsum("thl,hvl->thv", mixed, parts[1].float())
         assert relative(found, expected) < (3e-2 if stored else 1e-2)
     assert kernels.waits == 0 and not any(count["fallbacks"] for count in kernels.counters().values())
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 17, 40, 300])
+@pytest.mark.parametrize("sizes", [(16, 512, 128, 64, 128), (20, 512, 192, 64, 256), (128, 512, 128, 64, 128)])
+def test_few_tokens_take_three_launches(sizes, tokens):
+    """sizes: heads, the latent part, a head's own part of keys, the shared part, values."""
+    from tokenmill.kernels.triton import TritonKernels
+
+    heads, latent, plain, rest, wide = sizes
+    angle = torch.arange(4096.0)[:, None] * (10000.0 ** -torch.linspace(0, 1, rest // 2))
+    rope = RopeSpec(angle.cos().cuda(), angle.sin().cuda(), rest, interleaved=True, start=latent)
+    kv = KVSpec("latent", 1, latent + rest, latent)
+    spec, kernels = AttentionSpec(0, 0, heads, kv, (plain + rest) ** -0.5, rope=rope), TritonKernels()
+    parts = [torch.randn(heads, *shape, device="cuda") / latent**0.5 for shape in ((latent, plain), (wide, latent))]
+    parts = [part.bfloat16() for part in parts]
+    ours, exact = (PagedBatch((kv,), k, dtype=torch.bfloat16, blocks=400, device="cuda") for k in (kernels, REFERENCE))
+    for each in (3 if tokens < 100 else 1, 1):
+        grants = [(str(n), each) for n in range(tokens)]
+        count = sum(n for _, n in grants)
+        q = torch.randn(count, heads, plain + rest, device="cuda").bfloat16()
+        both = torch.randn(count, latent + rest, device="cuda").bfloat16()
+        vector = both.split([latent, rest], dim=1)
+        found = kernels.attend_unfolded(q, vector, parts, spec, ours.step(grants))
+        absorbed = torch.einsum("thd,hld->thl", q[..., :plain].float(), parts[0].float())
+        queries = torch.cat((absorbed, q[..., plain:].float()), dim=2).flatten(1)
+        mixed = REFERENCE.attend(torch.cat((queries, both), dim=1), spec, exact.step(grants)).view(count, heads, latent)
+        assert relative(found, torch.einsum("thl,hvl->thv", mixed, parts[1].float())) < 1e-2

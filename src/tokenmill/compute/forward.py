@@ -333,15 +333,15 @@ class Kernels(RoundsLines, Protocol):
 
     def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None = None) -> Tensor:
         """Attention to the paged K/V as stored, causal by position -> [T, H * Dv]; keys: see `choose_keys`.
-        x [T, H*Dk + Hkv*Dk + Hkv*Dv]: queries and keys are normed and rotated first, k and v written to their slots.
-        Latent: x [T, H*Dk + Dk] (absorbed queries, then latent | rope key), of which the last `rope.dim` of each head
-        are rotated (RopeSpec.start). x [T, H, Dk]: finished queries, to what another layer stored."""
+        x [T, H*Dk + Hkv*Dk + Hkv*Dv], or latent [T, H*Dk + Dk] (absorbed queries, latent | rope key): first they are
+        normed and rotated, k and v stored in their slots. x [T, H, Dk]: finished queries, to what is stored."""
         ...
 
     def attend_unfolded(
-        self, q: Tensor, vector: Sequence[Tensor], parts: Sequence[Tensor], spec: AttentionSpec, ctx: ForwardContext
-    ) -> Tensor | None:
-        """Latent attention of q [T, H, D + R] as they are: vectors' parts [T, L] and [T, R], what absorbs [H, L, D] and
+        self, q: Tensor, vector: Sequence[Tensor], parts: Sequence[Tensor], spec: AttentionSpec, ctx: ForwardContext,
+        keys: Tensor | None = None,
+    ) -> Tensor | None:  # fmt: skip
+        """Latent attention of q [T, H, D + R], with parts of vectors [T, L], [T, R] and what absorbs [H, L, D],
         [H, DV, L] -> [T, H, DV]; None: `attend` is as fast."""
         ...
 

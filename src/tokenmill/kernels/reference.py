@@ -200,8 +200,9 @@ class ReferenceKernels:
         return self.attention(x if x.ndim == 3 else self.prepare_qkv(x, spec, ctx), spec, ctx, keys)
 
     def attend_unfolded(
-        self, q: Tensor, vector: Sequence[Tensor], parts: Sequence[Tensor], spec: AttentionSpec, ctx: ForwardContext
-    ) -> Tensor | None:
+        self, q: Tensor, vector: Sequence[Tensor], parts: Sequence[Tensor], spec: AttentionSpec, ctx: ForwardContext,
+        keys: Tensor | None = None,
+    ) -> Tensor | None:  # fmt: skip
         """None: absorbed queries are as fast."""
         return None
 

@@ -216,10 +216,11 @@ class CountingKernels(ReferenceKernels):
         return self._note(out, moved=qkv.nbytes + out.nbytes)
 
     def attend_unfolded(
-        self, q: Tensor, vector: Sequence[Tensor], parts: Sequence[Tensor], spec: AttentionSpec, ctx: ForwardContext
-    ) -> Tensor | None:
+        self, q: Tensor, vector: Sequence[Tensor], parts: Sequence[Tensor], spec: AttentionSpec, ctx: ForwardContext,
+        keys: Tensor | None = None,
+    ) -> Tensor | None:  # fmt: skip
         """A GPU's long prompts attend to keys and values of heads. What makes these is not counted."""
-        self._unfolded = (q.shape[2], parts[1].shape[1]) if self.kind == "gpu" else None
+        self._unfolded = (q.shape[2], parts[1].shape[1]) if self.kind == "gpu" and keys is None else None
         return None
 
     def choose_keys(self, x: Tensor, gains: Tensor, spec: AttentionSpec, top: int, ctx: ForwardContext) -> Tensor:

@@ -102,8 +102,8 @@ class LatentAttention(Projected):
         latent = kernels.norm(kv[:, : self.latent], self.kv_norm)
         vector = latent if self.wider == 1.0 else latent * self.wider, kv[:, self.latent :]
         keys = None if self.index is None else self.index.choose(h, low, self.q_norm, ctx)
-        whole = keys is None and not self._adapted(ctx)
-        values = kernels.attend_unfolded(q, vector, self.forms.parts, self.spec, ctx) if whole else None
+        whole = not self._adapted(ctx)
+        values = kernels.attend_unfolded(q, vector, self.forms.parts, self.spec, ctx, keys) if whole else None
         if values is None:
             absorbed = self._product(q[..., : self.nope], 0, ctx)
             queries = torch.cat((absorbed, q[..., self.nope :]), dim=-1).view(tokens, -1)

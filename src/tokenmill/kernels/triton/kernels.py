@@ -28,7 +28,9 @@ from tokenmill.compute.forward import (
 )
 from tokenmill.compute.lines import LineGrid
 from tokenmill.kernels.triton import pointwise
+from tokenmill.kernels.triton.attention.absorbed import absorb, can_absorb
 from tokenmill.kernels.triton.attention.decode import attend_one
+from tokenmill.kernels.triton.attention.heads import multiply_heads
 from tokenmill.kernels.triton.attention.key_choice import can_choose, choose_keys
 from tokenmill.kernels.triton.attention.latent import attend_latent, prepare_apart, prepare_latent, serves
 from tokenmill.kernels.triton.attention.prepare import can_prepare, norm_rows, prepare_qkv
@@ -354,18 +356,40 @@ class TritonKernels(ProductKernels):
 
     @else_reference
     def attend_unfolded(
-        self, q: Tensor, vector: Sequence[Tensor], parts: Sequence[Tensor], spec: AttentionSpec, ctx: ForwardContext
+        self,
+        q: Tensor,
+        vector: Sequence[Tensor],
+        parts: Sequence[Tensor],
+        spec: AttentionSpec,
+        ctx: ForwardContext,
+        keys: Tensor | None = None,
     ) -> Tensor | None:
-        """Long prompts attend to keys and values of heads; the one new token of other sequences to vectors."""
+        """Long prompts attend to keys and values of heads, and the one new token of other sequences to vectors; a few
+        tokens take three launches in all."""
         up, down = parts
-        possible = self._unfolds and not (self.launch.steady or self.launch.small) and serves(spec, ctx)
-        if not possible or not can_unfold(q, (up, down), spec, ctx, hopper=self.launch.hopper):
+        if self.launch.steady or not serves(spec, ctx):
             return None
+        hopper, unfolds = self.launch.hopper, self._unfolds and keys is None and not self.launch.small
+        if unfolds and can_unfold(q, (up, down), spec, ctx, hopper=hopper):
+            return self._unfolded(q, torch.cat(tuple(vector), dim=1), (up, down), spec, ctx)
+        lists = keys is None or ctx.groups[spec.group].paths is None
+        if not (lists and self.launch.fuses and can_absorb(q, vector, parts, spec, ctx)):
+            return None
+        self.count("attend_absorbed")
+        queries = absorb(q, vector, up, spec, ctx, pdl=self.launch.pdl)
+        mixed = self.attention(queries, spec, ctx, keys).view(q.shape[0], spec.heads, -1)
+        return multiply_heads(mixed, down, pdl=self.launch.pdl)
+
+    def _unfolded(
+        self, q: Tensor, vector: Tensor, parts: tuple[Tensor, Tensor], spec: AttentionSpec, ctx: ForwardContext
+    ) -> Tensor:
+        """Keys and values of heads are made of the stored vectors."""
+        (up, down), pdl = parts, self.launch.pdl
         self.count("attend_unfolded")
-        q = prepare_apart(q.contiguous(), torch.cat(tuple(vector), dim=1), spec, ctx, pdl=self.launch.pdl)
+        q = prepare_apart(q.contiguous(), vector, spec, ctx, pdl=pdl)
         out = torch.empty((*q.shape[:2], down.shape[1]), dtype=q.dtype, device=q.device)
         arranged = self._stepping.arranged(spec, ctx, q.shape[0], 1)
-        attend_unfolded(q, out, (up, down), spec, ctx, arranged, pdl=self.launch.pdl, hopper=self.launch.hopper)
+        attend_unfolded(q, out, parts, spec, ctx, arranged, pdl=pdl, hopper=self.launch.hopper)
         if ctx.kv_len.shape[0] > 1:
             last, alone = last_tokens(ctx)
             plain = up.shape[2]
