@@ -6,6 +6,7 @@ compile and try kernels on more than the shapes that somebody tuned.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 Config = dict[str, Any]
@@ -208,6 +209,71 @@ _HYBRID = (
     "lfm2",
     "lfm3",
 )
+
+
+_MAMBA = {"M": "linear_attention", "*": "full_attention", "E": "moe", "-": "mlp"}
+
+
+def _kinds(pattern: str) -> list[str]:
+    return [_MAMBA[letter] for letter in pattern]
+
+
+def _every(full: Collection[int], layers: int, other: str = "linear_attention") -> list[str]:
+    return ["full_attention" if index in full else other for index in range(layers)]
+
+
+PUBLISHED: dict[str, tuple[str, Config]] = {
+    "falcon-h1-7b": ("falcon_h1", {
+        "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 44, "num_attention_heads": 12,
+        "num_key_value_heads": 2, "head_dim": 128, "mamba_d_ssm": 3072, "mamba_n_heads": 24, "mamba_d_head": 128,
+        "mamba_d_state": 256, "vocab_size": 130048, "max_position_embeddings": 262144, "mamba_rms_norm": False,
+    }),
+    "nemotron-h-8b": ("nemotron_h", {
+        "layer_types": _kinds("M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"), "hidden_size": 4096,
+        "intermediate_size": 21504, "max_position_embeddings": 8192,
+    }),
+    "nemotron-3-nano": ("nemotron_h", {
+        "layer_types": _kinds("MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"), "hidden_size": 2688,
+        "intermediate_size": 1856, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
+        "n_routed_experts": 128, "num_experts_per_tok": 6, "routed_scaling_factor": 2.5, "norm_topk_prob": True,
+        "mamba_num_heads": 64, "num_key_value_heads": 2, "max_position_embeddings": 262144,
+    }),
+    "granite-4-h-small": ("granitemoehybrid", {
+        "hidden_size": 4096, "intermediate_size": 768, "num_hidden_layers": 40, "num_key_value_heads": 8,
+        "layer_types": _every((5, 15, 25, 35), 40), "mamba_d_state": 128, "num_local_experts": 72,
+        "num_experts_per_tok": 10, "shared_intermediate_size": 1536, "vocab_size": 100352,
+        "max_position_embeddings": 131072, "position_embedding_type": "nope", "embedding_multiplier": 12.0,
+        "logits_scaling": 16.0, "residual_multiplier": 0.22, "attention_multiplier": 0.0078125,
+        "tie_word_embeddings": True,
+    }),
+    "kimi-linear-48b-a3b": ("kimi_linear", {
+        "layer_types": _every(range(3, 27, 4), 27),
+    }),
+    "olmo-hybrid-7b": ("olmo_hybrid", {}),
+    "lfm2-8b-a1b": ("lfm2_moe", {
+        "num_hidden_layers": 24, "layer_types": _every((2, 6, 10, 14, 18, 21), 24, "conv"),
+    }),
+    "glm-4.5-air": ("glm4_moe", {"head_dim": 128, "partial_rotary_factor": 0.5, "attention_bias": True}),
+    "glm-4.7-flash": ("glm4_moe_lite", {}),
+    "ernie-4.5-21b-a3b": ("ernie4_5_moe", {}),
+}  # fmt: skip
+"""Hybrids and mixtures: model type, and what is said beside the numbers of Transformers' config class."""
+
+
+def published_config(name: str, layers: int = 0) -> Config:
+    """One of PUBLISHED, with its first layers only (0: all of them)."""
+    from transformers import AutoConfig
+
+    from tokenmill.models.config_fields import FIELDS
+
+    kind, said = PUBLISHED[name]
+    if layers and "layer_types" in said:
+        said = {**said, "layer_types": said["layer_types"][:layers]}
+    if layers and kind != "nemotron_h":  # which counts what layer_types names
+        said = {**said, "num_hidden_layers": layers}
+    config = AutoConfig.for_model(kind, bos_token_id=1, eos_token_id=2, pad_token_id=0, **said)
+    architecture = next(a for a, row in FIELDS.items() if row.model_type == kind)
+    return {**config.to_dict(), "architectures": [architecture], "dtype": "bfloat16", "torch_dtype": "bfloat16"}
 
 
 def family_config(name: str) -> Config:

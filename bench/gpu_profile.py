@@ -65,11 +65,12 @@ def clocks(name: str) -> Iterator[None]:
                   f"power median {statistics.median(watts):.0f} W, most {max(watts):.0f}")  # fmt: skip
 
 
-def add(llm: LLM, rows: int, prompt: int, shared: int, output: int) -> None:
+def add(llm: LLM, rows: int, prompt: int, shared: int, output: int, most: int = 100000) -> None:
+    """Requests of random tokens; most: ids are below it."""
     ids = random.Random(0)
-    head = [ids.randrange(1000, 100000) for _ in range(shared)]
+    head = [ids.randrange(1000, most) for _ in range(shared)]
     for _ in range(rows):
-        tokens = head + [ids.randrange(1000, 100000) for _ in range(prompt)]
+        tokens = head + [ids.randrange(1000, most) for _ in range(prompt)]
         llm.engine.add(llm._request(None, tokens, SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)))
 
 
