@@ -329,7 +329,8 @@ class TritonKernels(ProductKernels):
             self.count("prepare_qkv", fallback=True)
             return super().prepare_qkv(qkv, spec, ctx)
         if not latent and not can_prepare(spec):
-            qkv, spec = norm_rows(qkv, spec, self.norm)
+            qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
+            qkv, spec = norm_rows(qkv, spec, pdl=self.launch.pdl)
         self.count("prepare_qkv")
         return prepare_qkv(qkv if qkv.stride(1) == 1 else qkv.contiguous(), spec, ctx, pdl=self.launch.pdl)
 

@@ -5,7 +5,6 @@ A program takes one token and HEADS heads of one kind (query, key or value). Mus
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, NormSpec
 from tokenmill.kernels.triton.attention.stored import columns, kinds_of, put, scale_strides, scales_of
 from tokenmill.kernels.triton.common import begin, pow2, wait
+from tokenmill.kernels.triton.pointwise import norm_stored, stored_norm
 
 
 @triton.jit
@@ -120,20 +120,52 @@ def _per_head(norm: NormSpec | None, spec: AttentionSpec) -> bool:
     return norm is None or (norm.kind == "rms" and norm.bias is None and norm.weight.shape[0] == spec.kv.key_dim)
 
 
-def norm_rows(
-    qkv: Tensor, spec: AttentionSpec, norm: Callable[[Tensor, NormSpec], Tensor]
-) -> tuple[Tensor, AttentionSpec]:
-    """Norms that `prepare_qkv` has not (of all heads of a row, with a bias, of another kind), made by `norm`."""
-    width, heads = spec.kv.key_dim, spec.kv.heads
-    parts = list(qkv.split([spec.heads * width, heads * width, heads * spec.kv.value_dim], dim=1))
-    inside = []
-    for place, found in enumerate((spec.q_norm, spec.k_norm)):
-        outside = found is not None and not _per_head(found, spec)
-        if found is not None and outside:
-            x = parts[place]
-            parts[place] = norm(x.reshape(len(x), -1, found.weight.shape[0]), found).view(x.shape)
-        inside.append(None if outside else found)
-    return torch.cat(parts, dim=1), replace(spec, q_norm=inside[0], k_norm=inside[1])
+@triton.jit
+def _norm_rows_kernel(
+    x_ptr, out_ptr, q_norm_ptr, q_norm_bias_ptr, k_norm_ptr, k_norm_bias_ptr, x_stride, q_norm_eps, k_norm_eps,
+    Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, Q_SIZE: tl.constexpr, K_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    Q_NORM: tl.constexpr, Q_NORM_BIAS: tl.constexpr, Q_NORM_OFFSET: tl.constexpr,
+    K_NORM: tl.constexpr, K_NORM_BIAS: tl.constexpr, K_NORM_OFFSET: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Programs of a token take Q_SIZE numbers of the queries each, then K_SIZE of the keys; the last one copies the
+    values. Q_NORM, K_NORM: the kind of norm, "none": they are copied."""
+    begin(PDL)
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    d = tl.arange(0, BLOCK)
+    wait(PDL)
+    source, target = x_ptr + token * x_stride, out_ptr + token * (Q + K + V)
+    if part < Q // Q_SIZE:
+        at, real = part * Q_SIZE + d, d < Q_SIZE
+        x = tl.load(source + at, mask=real, other=0.0).to(tl.float32)
+        if Q_NORM != "none":
+            x = norm_stored(x, q_norm_ptr, q_norm_bias_ptr, d, real, Q_SIZE, q_norm_eps,
+                            Q_NORM, Q_NORM_BIAS, Q_NORM_OFFSET)  # fmt: skip
+        tl.store(target + at, x.to(out_ptr.dtype.element_ty), mask=real)
+    elif part < Q // Q_SIZE + K // K_SIZE:
+        at, real = Q + (part - Q // Q_SIZE) * K_SIZE + d, d < K_SIZE
+        x = tl.load(source + at, mask=real, other=0.0).to(tl.float32)
+        if K_NORM != "none":
+            x = norm_stored(x, k_norm_ptr, k_norm_bias_ptr, d, real, K_SIZE, k_norm_eps,
+                            K_NORM, K_NORM_BIAS, K_NORM_OFFSET)  # fmt: skip
+        tl.store(target + at, x.to(out_ptr.dtype.element_ty), mask=real)
+    else:
+        tl.store(target + Q + K + d, tl.load(source + Q + K + d, mask=d < V), mask=d < V)
+
+
+def norm_rows(qkv: Tensor, spec: AttentionSpec, *, pdl: bool) -> tuple[Tensor, AttentionSpec]:
+    """Norms that `prepare_qkv` has not (of all heads of a row, with a bias, of another kind), in one launch."""
+    heads, width = spec.kv.heads, spec.kv.key_dim
+    queries, keys, values = spec.heads * width, heads * width, heads * spec.kv.value_dim
+    q, k = (None if _per_head(norm, spec) else norm for norm in (spec.q_norm, spec.k_norm))
+    q_size, k_size = queries if q is None else q.weight.shape[0], keys if k is None else k.weight.shape[0]
+    out = torch.empty((len(qkv), queries + keys + values), dtype=qkv.dtype, device=qkv.device)
+    block = pow2(max(q_size, k_size, values))
+    _norm_rows_kernel[(len(qkv), queries // q_size + keys // k_size + 1)](
+        qkv, out, x_stride=qkv.stride(0), Q=queries, K=keys, V=values, Q_SIZE=q_size, K_SIZE=k_size, BLOCK=block,
+        **stored_norm(q, "q_norm"), **stored_norm(k, "k_norm"), PDL=pdl,
+        num_warps=max(1, min(16, block // 512)), launch_pdl=pdl,
+    )  # fmt: skip
+    return out, replace(spec, q_norm=spec.q_norm if q is None else None, k_norm=spec.k_norm if k is None else None)
 
 
 def prepare_qkv(qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext, *, pdl: bool) -> Tensor:
