@@ -1,0 +1,92 @@
+"""What a decode step leaves to torch between our kernels, by family. Nothing counts it as a fallback, and each operation
+is a launch that no kernel of ours may begin before.
+
+`make test` asks a few families, `make test-nightly` all of the table.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("triton")
+from triton.runtime.interpreter import GridExecutor
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+from family_cases import FAMILIES
+from paged_batch import PagedBatch
+from parity import load
+from tests.thinned import WHOLE
+
+from tokenmill.kernels.triton.kernels import TritonKernels
+
+FEW = ("llama", "deepseek_v3", "granite", "granitemoehybrid", "olmo2", "gemma3", "mixtral", "minicpm3")
+MORE = {
+    "apertus": 10, "axk2": 3, "bailing_hybrid": 1, "bitnet": 2, "cohere": 3, "dbrx": 1, "falcon_h1": 1,
+    "falcon_mamba": 4, "gemma3n": 78, "gemma4": 9, "hunyuan_v1_dense": 12, "hunyuan_v1_moe": 12, "jamba": 2,
+    "kimi_linear": 3, "laguna": 1, "lfm2": 1, "lfm2_moe": 1, "lfm3": 2, "llama4": 13, "longcat_flash": 14, "mamba": 1,
+    "mimo_v2_flash": 2, "minimax": 2, "ministral3": 3, "mistral4": 3, "nanochat": 12, "olmo": 1, "olmo_hybrid": 1,
+    "olmoe": 1, "phimoe": 29, "qwen2_moe": 8, "recurrent_gemma": 17, "stablelm": 3, "zamba2": 3,
+}  # fmt: skip
+"""How many operations a layer leaves at the most; others leave none."""
+ENDS = 4
+"""Looking up embeddings, positions and factors before the first layer and behind the last one."""
+NONE = {
+    "to", "detach_", "copy_",  # the interpreter's own
+    "view", "_unsafe_view", "reshape", "expand", "transpose", "t", "permute", "slice", "select", "unsqueeze", "squeeze",
+    "alias", "detach", "empty", "empty_like", "new_empty", "empty_strided", "as_strided", "split", "split_with_sizes",
+    "chunk", "unbind", "narrow", "flatten", "contiguous", "unfold", "lift_fresh",
+}  # fmt: skip
+"""Operations that launch nothing, or, the last ones, only where something has to be copied."""
+
+
+class Counting(TorchDispatchMode):
+    """Counts torch's operations, but for those of interpreted kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+        self.inside = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.split("::")[1]
+        if not self.inside and name not in NONE:
+            self.found[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def left_to_torch(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], int]:
+    """Torch's operations in a step of two rows with a token each, and how many layers there are."""
+    case, kernels, counting = FAMILIES[name][0], TritonKernels("cpu"), Counting()
+    _, config, tensors = case.make(folder)
+    model = load(config, tensors, kernels=kernels, max_positions=case.longest)
+    batch = PagedBatch(model.spec.kv_specs, kernels, states=model.spec.states)
+    launch = GridExecutor.__call__
+
+    def launched(self: Any, *args: Any, **options: Any) -> Any:
+        counting.inside += 1
+        try:
+            return launch(self, *args, **options)
+        finally:
+            counting.inside -= 1
+
+    with torch.inference_mode():
+        model.forward(torch.arange(1, 11), batch.step([("a", 5), ("b", 5)]))
+        ctx = batch.step([("a", 1), ("b", 1)])
+        monkeypatch.setattr(GridExecutor, "__call__", launched)
+        with counting:
+            model.forward(torch.tensor([3, 4]), ctx)
+    assert not any(count["fallbacks"] for count in kernels.counters().values())
+    return counting.found, len(model.layers)
+
+
+@pytest.mark.parametrize("name", FAMILIES if WHOLE else FEW)
+def test_no_family_leaves_more(name, tmp_path, monkeypatch):
+    found, layers = left_to_torch(name, tmp_path, monkeypatch)
+    assert sum(found.values()) <= ENDS + layers * MORE.get(name, 0), found
