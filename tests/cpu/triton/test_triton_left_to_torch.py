@@ -1,5 +1,5 @@
-"""What a decode step leaves to torch between our kernels, by family. Nothing counts it as a fallback, and each operation
-is a launch that no kernel of ours may begin before.
+"""What a decode step leaves to torch between our kernels, by family. Nothing counts it as a fallback, and each of these
+launches ends the overlap of those around it.
 
 `make test` asks a few families, `make test-nightly` all of the table.
 """
