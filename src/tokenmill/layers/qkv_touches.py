@@ -1,7 +1,7 @@
 """What few families do to queries, keys and values between their product and attention. Owns: those operations.
 
-Each takes and returns qkv [T, q | k | v] and leaves its other parts alone. Plain torch, element by element: a row's
-numbers do not depend on its company. Knows nothing of families.
+Each takes qkv [T, q | k | v], which nobody else reads, changes a part of it and returns it; the others are not copied.
+Plain torch, element by element: a row's numbers do not depend on its company. Knows nothing of families.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, NormSpec, RopeSpec
 
 Touch = Callable[[Tensor, ForwardContext], Tensor]
-"""(qkv, context) -> qkv."""
+"""(qkv, context) -> qkv, the same tensor or another one."""
 
 
 def clip(limit: float) -> Touch:
@@ -27,7 +27,8 @@ def scale_values(spec: AttentionSpec, factor: float) -> Touch:
     at = (spec.heads + spec.kv.heads) * spec.kv.key_dim
 
     def scaled(qkv: Tensor, ctx: ForwardContext) -> Tensor:
-        return torch.cat((qkv[:, :at], qkv[:, at:] * factor), dim=1)
+        qkv[:, at:].mul_(factor)
+        return qkv
 
     return scaled
 
@@ -36,8 +37,9 @@ def temper(table: Tensor, width: int) -> Touch:
     """Multiply queries (the first `width` entries) by table [positions]."""
 
     def scaled(qkv: Tensor, ctx: ForwardContext) -> Tensor:
-        q = qkv[:, :width].float() * table[ctx.positions][:, None]
-        return torch.cat((q.to(qkv.dtype), qkv[:, width:]), dim=1)
+        q = qkv[:, :width]
+        q.copy_(q.float() * table[ctx.positions][:, None])
+        return qkv
 
     return scaled
 
@@ -54,7 +56,8 @@ def turn(rope: RopeSpec, spec: AttentionSpec) -> Touch:
 
     def turned(qkv: Tensor, ctx: ForwardContext) -> Tensor:
         part = qkv[:, : heads * width].view(-1, heads, width)
-        return torch.cat((rotate(part, rope, ctx.positions).flatten(1), qkv[:, heads * width :]), dim=1)
+        part.copy_(rotate(part, rope, ctx.positions))
+        return qkv
 
     return turned
 
@@ -77,9 +80,11 @@ def own_norms(norm: NormSpec, weights: Tensor) -> Touch:
     heads, width = weights.shape
 
     def normed(qkv: Tensor, ctx: ForwardContext) -> Tensor:
-        part = qkv[:, : heads * width].reshape(-1, width)
-        part = ctx.kernels.norm(part, norm).view(-1, heads, width) * weights
-        return torch.cat((part.flatten(1), qkv[:, heads * width :]), dim=1)
+        part = qkv[:, : heads * width]
+        part.view(-1, heads, width).copy_(
+            ctx.kernels.norm(part.reshape(-1, width), norm).view(-1, heads, width) * weights
+        )
+        return qkv
 
     return normed
 

@@ -145,6 +145,9 @@ def _values(spec: AttentionSpec, norm: NormSpec, *, same: bool) -> Touch:
     def touched(qkv: Tensor, ctx: ForwardContext) -> Tensor:
         values = qkv[:, start : start + width] if same else qkv[:, start + width :]
         normed = ctx.kernels.norm(values.reshape(-1, dim), norm).view(values.shape)
-        return torch.cat((qkv[:, : start + width], normed), dim=1)
+        if same:
+            return torch.cat((qkv, normed), dim=1)
+        values.copy_(normed)
+        return qkv
 
     return touched
