@@ -89,6 +89,21 @@ def own_norms(norm: NormSpec, weights: Tensor) -> Touch:
     return normed
 
 
+def norm_values(spec: AttentionSpec, norm: NormSpec, *, same: bool) -> Touch:
+    """The norm of values, which has no weights. `same`: values are the keys before the keys are normed."""
+    start, width = spec.heads * (dim := spec.kv.key_dim), spec.kv.heads * dim
+
+    def touched(qkv: Tensor, ctx: ForwardContext) -> Tensor:
+        values = qkv[:, start : start + width] if same else qkv[:, start + width :]
+        normed = ctx.kernels.norm(values.reshape(-1, dim), norm).view(values.shape)
+        if same:
+            return torch.cat((qkv, normed), dim=1)
+        values.copy_(normed)
+        return qkv
+
+    return touched
+
+
 def row_norms(q: NormSpec | None, k: NormSpec | None) -> Touch:
     """Norm all queries together, and all keys together (if something comes between norm and rotation)."""
     assert q is not None and k is not None

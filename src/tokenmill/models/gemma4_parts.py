@@ -16,7 +16,7 @@ from tokenmill.layers.attention import Attention, Heads, attention_spec
 from tokenmill.layers.block import Block, Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear
-from tokenmill.layers.qkv_touches import Touch, rotate
+from tokenmill.layers.qkv_touches import norm_values, rotate
 from tokenmill.layers.rope import RopeSettings, make_rope
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import check_heads
@@ -128,7 +128,7 @@ def make_attention(c: ModelConfig, b: Build, at: Build, plan: Plan, index: int) 
     spec = plan.made[index] = attention_spec(b, heads, scale=1.0, rope=rope, window=window, norms=norms)
     qkv = ColumnLinear(inside, hidden, dict(zip(names, heads.parts, strict=False)), bias=bias)
     ones = NormSpec(torch.ones(heads.dim, dtype=b.dtype, device=b.device), plan.eps)
-    return Attention(qkv, output, spec, touches=[_values(spec, ones, same=same)])
+    return Attention(qkv, output, spec, touches=[norm_values(spec, ones, same=same)])
 
 
 def _check_lent(c: ModelConfig, plan: Plan, index: int, lender: int) -> None:
@@ -136,18 +136,3 @@ def _check_lent(c: ModelConfig, plan: Plan, index: int, lender: int) -> None:
     if plan.heads(c, plan, index) != plan.heads(c, plan, lender):
         name = "per_layer_config" if c.has("per_layer_config") else "layer_types"
         raise c.refuse(name, f"gives layer {index} other heads than layer {lender}, whose keys and values it reads.")
-
-
-def _values(spec: AttentionSpec, norm: NormSpec, *, same: bool) -> Touch:
-    """The norm of values, which has no weights. `same`: values are the keys before the keys are normed."""
-    start, width = spec.heads * (dim := spec.kv.key_dim), spec.kv.heads * dim
-
-    def touched(qkv: Tensor, ctx: ForwardContext) -> Tensor:
-        values = qkv[:, start : start + width] if same else qkv[:, start + width :]
-        normed = ctx.kernels.norm(values.reshape(-1, dim), norm).view(values.shape)
-        if same:
-            return torch.cat((qkv, normed), dim=1)
-        values.copy_(normed)
-        return qkv
-
-    return touched
