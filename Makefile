@@ -67,7 +67,7 @@ test: setup-tests
 
 # What `make test` thins out: every family in every mode, every shape in every field, four times the examples of the document.
 test-nightly: setup-tests
-	TOKENMILL_FAMILIES=1 TOKENMILL_FUZZ_EXAMPLES=25 $(BIN)/pytest -n 2 --timeout 3600 tests/cpu tests/pure
+	TOKENMILL_FAMILIES=1 TOKENMILL_FUZZ_EXAMPLES=25 $(BIN)/pytest -n 2 --timeout 3600 tests/cpu tests/pure tests/golden
 
 test-clients: setup-tests
 	$(BIN)/python tests/clients/run.py
