@@ -18,6 +18,7 @@ from tokenmill.compute.forward import AttentionSpec, ForwardContext
 from tokenmill.kernels.triton.attention.heads import MOST, can_multiply_heads, rows_of_tile, tokens_of_tile
 from tokenmill.kernels.triton.attention.latent import serves
 from tokenmill.kernels.triton.attention.paging import product
+from tokenmill.kernels.triton.attention.prepare import mates
 from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait
 
 _WIDEST = 256
@@ -28,11 +29,7 @@ _WIDEST = 256
 def _turned(rows, real, r, position, cos_ptr, sin_ptr, R: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr):
     """R numbers at each of rows [BT, 1], rotated by their tokens' positions, in float32."""
     HALF: tl.constexpr = R // 2
-    if INTERLEAVED:
-        mate, angle, sign = r ^ 1, r // 2, tl.where(r % 2 == 0, -1.0, 1.0)
-    else:
-        mate, angle = tl.where(r < HALF, r + HALF, r - HALF), tl.where(r < HALF, r, r - HALF)
-        sign = tl.where(r < HALF, -1.0, 1.0)
+    mate, angle, sign = mates(r, R, INTERLEAVED)
     mask = real[:, None] & (r < R)[None, :]
     x = tl.load(rows + r[None, :], mask=mask, other=0.0).to(tl.float32)
     if ROPE:

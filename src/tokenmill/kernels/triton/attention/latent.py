@@ -23,7 +23,7 @@ from tokenmill.kernels.triton.attention.paging import (
     place_of,
     product,
 )
-from tokenmill.kernels.triton.attention.prepare import rotated
+from tokenmill.kernels.triton.attention.prepare import mates, rotated
 from tokenmill.kernels.triton.attention.stored import (
     can_store,
     columns,
@@ -67,11 +67,7 @@ def _store_kernel(
     r = tl.arange(0, BR)
     D: tl.constexpr = L + R
     HALF: tl.constexpr = R // 2
-    if INTERLEAVED:
-        mate, angle, sign = r ^ 1, r // 2, tl.where(r % 2 == 0, -1.0, 1.0)
-    else:
-        mate, angle = tl.where(r < HALF, r + HALF, r - HALF), tl.where(r < HALF, r, r - HALF)
-        sign = tl.where(r < HALF, -1.0, 1.0)
+    mate, angle, sign = mates(r, R, INTERLEAVED)
     wait(PDL)
     source = qkv_ptr + token * stride + head[:, None] * D
     real = (head < H + KEY)[:, None]

@@ -19,6 +19,18 @@ from tokenmill.kernels.triton.pointwise import norm_stored, stored_norm
 
 
 @triton.jit
+def mates(r, DIM: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Of each of DIM numbers that rotate: its partner, the angle of both, and the sign of the partner's part."""
+    HALF: tl.constexpr = DIM // 2
+    if INTERLEAVED:
+        mate, angle, sign = r ^ 1, r // 2, tl.where(r % 2 == 0, -1.0, 1.0)
+    else:
+        mate, angle = tl.where(r < HALF, r + HALF, r - HALF), tl.where(r < HALF, r, r - HALF)
+        sign = tl.where(r < HALF, -1.0, 1.0)
+    return mate, angle, sign
+
+
+@triton.jit
 def rotated(
     rows, norm_ptr, cos_ptr, sin_ptr, position, real, d, eps,
     D: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
@@ -34,15 +46,8 @@ def rotated(
         HALF: tl.constexpr = DIM // 2
         r = d - START
         turns = (r >= 0) & (r < DIM)
-        if INTERLEAVED:
-            mate = START + (r ^ 1)
-            angle = r // 2
-            sign = tl.where(r % 2 == 0, -1.0, 1.0)
-        else:
-            mate = START + tl.where(r < HALF, r + HALF, r - HALF)
-            angle = tl.where(r < HALF, r, r - HALF)
-            sign = tl.where(r < HALF, -1.0, 1.0)
-        mate = tl.where(turns, mate, 0)
+        mate, angle, sign = mates(r, DIM, INTERLEAVED)
+        mate = tl.where(turns, START + mate, 0)
         other = tl.load(rows + mate[None, :], mask=real & turns[None, :], other=0.0).to(tl.float32)
         if NORM:
             g = tl.load(norm_ptr + mate, mask=turns, other=0.0).to(tl.float32) + OFFSET

@@ -163,7 +163,7 @@ def narrow_linear(
     way: Way,
 ) -> Tensor:
     """x [T, K] -> residual + act(norm(x) @ weight.T + bias) [T, N], by a kernel of ours: the ways "gemv", "thin",
-    "stream" and "wide". The result for one row may be a SpreadRows."""
+    "stream" and "wide". The result of "gemv" may be SpreadRows."""
     pdl, scratch = launch.pdl, launch.scratch
     if way[0] == "gemv":
         return narrow_gemv(x, weight, norm, act, residual, pdl=pdl, config=way[1:])
