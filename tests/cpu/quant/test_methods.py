@@ -1,6 +1,6 @@
 """Methods that make quantised models: what each is for, files that are read back, stops, refusals.
 
-The full table (method x bits on the demonstration model) is in docs/quantisation.md; TOKENMILL_QUANTISE=1 tries the
+The full table (method x bits on the demonstration model) is in docs/quantise-and-prune.md; TOKENMILL_QUANTISE=1 tries the
 order of methods there.
 """
 
