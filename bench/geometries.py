@@ -227,6 +227,9 @@ PUBLISHED: dict[str, tuple[str, Config]] = {
         "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 44, "num_attention_heads": 12,
         "num_key_value_heads": 2, "head_dim": 128, "mamba_d_ssm": 3072, "mamba_n_heads": 24, "mamba_d_head": 128,
         "mamba_d_state": 256, "vocab_size": 130048, "max_position_embeddings": 262144, "mamba_rms_norm": False,
+        "attention_out_multiplier": 0.9375, "key_multiplier": 0.39, "mlp_multipliers": [0.88, 0.58],
+        "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.35, 0.25, 0.17, 0.5, 0.35], "ssm_out_multiplier": 0.23,
+        "embedding_multiplier": 5.656854249492381, "lm_head_multiplier": 0.0195,
     }),
     "nemotron-h-8b": ("nemotron_h", {
         "layer_types": _kinds("M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"), "hidden_size": 4096,

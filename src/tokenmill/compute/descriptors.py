@@ -205,7 +205,7 @@ class DeltaSpec:
 @dataclass(slots=True)
 class SpaceSpec:
     """One state-space layer (Mamba-2). Every group of b and c serves heads / groups heads; rate, shift and skip [H] are
-    float32. A token's pace is kept between low and high."""
+    float32. A token's pace is kept between low and high; factor: of what it is made of."""
 
     heads: int
     head_dim: int
@@ -216,6 +216,7 @@ class SpaceSpec:
     skip: Tensor
     low: float = 0.0
     high: float = math.inf
+    factor: float = 1.0
 
 
 @dataclass(slots=True)

@@ -95,7 +95,7 @@ def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: F
 def state_space_(inputs: Sequence[Tensor], spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
     """A state space with one decay a head: mixed [T, (x | b | c)], rates [T, H] -> [T, H * P], computed in float32.
 
-    Of each head's matrix S [N, P] (state [R + 1, H, N, P]), with pace = softplus(rates + spec.shift) held
+    Of each head's matrix S [N, P] (state [R + 1, H, N, P]), with pace = softplus(spec.factor rates + spec.shift) held
     between spec.low and spec.high: S = exp(-spec.rate pace) S + b (pace x);  out = c S + spec.skip x.
     """
     mixed, rates = inputs
@@ -104,7 +104,7 @@ def state_space_(inputs: Sequence[Tensor], spec: SpaceSpec, state: Tensor, ctx: 
     x = x.unflatten(-1, (spec.heads, spec.head_dim))
     share = spec.heads // spec.groups
     b, c = (part.unflatten(-1, (spec.groups, -1)).repeat_interleave(share, dim=1) for part in (b, c))
-    pace = row_stable.softplus(rates.float().contiguous() + spec.shift).clamp(spec.low, spec.high)
+    pace = row_stable.softplus(rates.float().contiguous() * spec.factor + spec.shift).clamp(spec.low, spec.high)
     decay = torch.exp(-spec.rate * pace)
     out = x * spec.skip[:, None]
     for row, tokens, begins, left in spans_of(ctx):

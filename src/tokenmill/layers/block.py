@@ -196,19 +196,33 @@ def through(
         sent = [(rest, group.exchange(_in_one(block.part(h, ctx, left), rest))) for rest, h, left in read_one]
         return Pieces(sent, after, scale)
     x, h, norm = read(x, norm, ctx)
+    if adds(block) and ahead is not None and isinstance(block, Projected) and _by_row(ahead, ctx):
+        count = group.pieces(x)
+        if count > 1:
+            inside = block.inside(h, ctx, norm).chunk(count)
+            parts = (group.exchange(block.output.weight.matmul(rows, ctx)) for rows in inside)
+            return Pieces(list(zip(x.contiguous().chunk(count), parts, strict=True)), after, scale)
+    return added(x, block, h, ctx, norm, after=after, scale=scale)
+
+
+def added(
+    x: Tensor,
+    block: Block,
+    h: Tensor,
+    ctx: ForwardContext,
+    norm: NormSpec | None,
+    *,
+    after: NormSpec | None = None,
+    scale: float = 1.0,
+) -> Stream:
+    """x + scale * after(block(norm(h)))."""
     if adds(block):
-        if ahead is not None and isinstance(block, Projected) and _by_row(ahead, ctx):
-            count = group.pieces(x)
-            if count > 1:
-                inside = block.inside(h, ctx, norm).chunk(count)
-                parts = (group.exchange(block.output.weight.matmul(rows, ctx)) for rows in inside)
-                return Pieces(list(zip(x.contiguous().chunk(count), parts, strict=True)), after, scale)
-        return Sum(block.part(h, ctx, norm), x, group, after, scale)
+        return Sum(block.part(h, ctx, norm), x, block.group, after, scale)
     if isinstance(block, Projected):
         h = block.inside(h, ctx, norm)
         unadded = block.output.open(h, ctx)
         if unadded is not None:
-            return Sum(unadded, x, group, after, scale)
+            return Sum(unadded, x, block.group, after, scale)
         rest = partial(block.output, h, ctx)
     else:
         rest = partial(block, h, ctx, norm=norm)

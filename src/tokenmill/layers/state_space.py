@@ -67,8 +67,8 @@ class SpaceHeads:
 @dataclass(frozen=True, slots=True)
 class Around:
     """How families differ around a state: biases of the products and of the convolution, the size of a norm's pieces
-    (0: no norm), whether the gate comes before the norm, names of the products, factors of the first product's
-    columns."""
+    (0: no norm), whether the gate comes before the norm, and factors of the parts of the first product: gates, values,
+    keys, queries, paces."""
 
     bias: bool = False
     conv_bias: bool = True
@@ -76,19 +76,30 @@ class Around:
     norm: int = 0
     gate_first: bool = True
     eps: float = 1e-5
-    factors: Tensor | None = None
+    factors: tuple[float, float, float, float, float] = (1.0,) * 5
 
 
 class Convolution:
     """A short convolution of each channel, whose last inputs are a part of the row's state."""
 
     def __init__(
-        self, b: Build, parts: Sequence[Rows], taps: int, *, bias: bool, name: str = "conv1d", silu: bool = True
+        self,
+        b: Build,
+        parts: Sequence[Rows],
+        taps: int,
+        *,
+        bias: bool,
+        name: str = "conv1d",
+        silu: bool = True,
+        factors: Sequence[float] = (),
     ) -> None:
-        """parts: the parts of the channels, by which they are split over ranks."""
+        """parts: the parts of the channels, by which they are split over ranks. factors: of the inputs of each part."""
         channels, own = sum(part.rows for part in parts), local_rows(b.group, parts).to(b.device)
-        weight = b.tensor(f"{name}.weight", (channels, 1, taps), torch.float32)[own]
-        weight = weight[:, 0].t().contiguous()
+        weight = b.tensor(f"{name}.weight", (channels, 1, taps), torch.float32)
+        if factors:
+            each = torch.cat([torch.full((part.rows,), f) for part, f in zip(parts, factors, strict=True)])
+            weight = weight * each.to(weight.device)[:, None, None]
+        weight = weight[own][:, 0].t().contiguous()
         shift = b.tensor(f"{name}.bias", (channels,), torch.float32)[own] if bias else None
         self.spec = ConvSpec(weight, shift, silu)
         self.part = str(b.dtype).removeprefix("torch."), (taps - 1, len(own))
@@ -110,15 +121,14 @@ class StateSpace(Projected):
         b = share_out(b, "layers with a state space", heads.heads, heads.groups)
         parts = [heads.each(heads.dim), *heads.mixed, heads.each(1)]
         self.product = FusedColumnLinear(b, hidden, "in_proj", parts, bias=around.bias)
-        self.conv = Convolution(b, heads.mixed, heads.taps, bias=around.conv_bias)
+        self.gate, *channels, pace = around.factors
+        self.conv = Convolution(b, heads.mixed, heads.taps, bias=around.conv_bias, factors=channels)
         own = heads.each(1).index(0, b.group).to(b.device)
         rate, shift, skip = (b.tensor(name, (heads.heads,), torch.float32)[own] for name in ("A_log", "dt_bias", "D"))
         self.around = around
-        if around.factors is not None:
-            self.around = replace(around, factors=around.factors[local_rows(b.group, parts).to(b.device)])
         self.heads = mine = heads.of(b.group.size)
         self.spec = SpaceSpec(
-            mine.heads, mine.dim, mine.groups, mine.keys, rate.exp(), shift, skip, mine.low, mine.high
+            mine.heads, mine.dim, mine.groups, mine.keys, rate.exp(), shift, skip, mine.low, mine.high, pace
         )
         self.spans = around.norm > mine.width
         """A norm sees heads of several ranks together."""
@@ -134,9 +144,8 @@ class StateSpace(Projected):
         """Space of norm(x), before the output matrix; x [T, hidden]."""
         heads, around = self.heads, self.around
         made = self.product.weight.matmul(x, ctx, norm=norm)
-        if around.factors is not None:
-            made = made * around.factors
         z, mixed, rates = made.split((heads.width, heads.channels, heads.heads), dim=-1)
+        z = z if self.gate == 1.0 else z * self.gate
         inputs, matrices = _parts(ctx, self.state)
         mixed = self.conv(mixed, inputs, ctx)
         found = ctx.kernels.recur_((mixed, rates), self.spec, matrices, ctx)

@@ -83,7 +83,12 @@ def _number(said: Any) -> float:
 
 
 def make_space(
-    c: ModelConfig, at: Build, names: SpaceKeys, *, norm: bool = True, factors: torch.Tensor | None = None
+    c: ModelConfig,
+    at: Build,
+    names: SpaceKeys,
+    *,
+    norm: bool = True,
+    factors: tuple[float, float, float, float, float] = (1.0,) * 5,
 ) -> StateSpace:
     """Make a Mamba-2 block. norm False: it has only the gate."""
     heads = space_heads(c, names)

@@ -90,6 +90,7 @@ def _unbounded(gates: Tensor, spec: DeltaSpec) -> Tensor:
 def state_space_(inputs: Sequence[Tensor], spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor | None:
     """See kernels/states.py."""
     mixed, rates = inputs
+    rates = rates if spec.factor == 1.0 else rates * spec.factor
     kind = TYPES.get(mixed.dtype) if state.dtype == torch.float32 else None
     if kind is None or mixed.stride(1) != 1 or rates.stride(1) != 1 or rates.dtype != mixed.dtype:
         return None

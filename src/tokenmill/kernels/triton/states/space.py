@@ -21,12 +21,12 @@ HIGHEST = 3.0e38
 
 
 @triton.jit
-def _space_token(s, keys, values, paces, rate, shift, low, high, real_n, real_p, KEYS: tl.constexpr):
+def _space_token(s, keys, values, paces, rate, factor, shift, low, high, real_n, real_p, KEYS: tl.constexpr):
     """A head's matrix behind one more token, and what reads it: c and x."""
     b = tl.load(keys, mask=real_n, other=0.0).to(tl.float32)
     c = tl.load(keys + KEYS, mask=real_n, other=0.0).to(tl.float32)
     x = tl.load(values, mask=real_p, other=0.0).to(tl.float32)
-    pace = softplus(tl.load(paces).to(tl.float32) + shift)
+    pace = softplus(tl.load(paces).to(tl.float32) * factor + shift)
     pace = least_of(most_of(pace, low), high)
     return s * tl.exp(-rate * pace) + b[:, None] * (x * pace)[None, :], c, x
 
@@ -34,9 +34,8 @@ def _space_token(s, keys, values, paces, rate, shift, low, high, real_n, real_p,
 @triton.jit
 def _space_kernel(
     mixed_ptr, pace_ptr, rate_ptr, shift_ptr, skip_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr,
-    mixed_stride, pace_stride, low, high, LEFT: tl.constexpr, H: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
-    N: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
-    MOST: tl.constexpr, PDL: tl.constexpr,
+    mixed_stride, pace_stride, factor, low, high, LEFT: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
+    G: tl.constexpr, N: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     head, sequence = tl.program_id(1), tl.program_id(2)
@@ -56,13 +55,13 @@ def _space_kernel(
         paces = pace_ptr + first.to(tl.int64) * pace_stride + head
         out = out_ptr + (first.to(tl.int64) * H + head) * P + p
         if MOST == 1 and not LEFT:  # the matrix goes out before it is read
-            s, c, x = _space_token(s, keys, values, paces, rate, shift, low, high, real_n, real_p, G * N)
+            s, c, x = _space_token(s, keys, values, paces, rate, factor, shift, low, high, real_n, real_p, G * N)
             tl.store(places + row * size, s, mask=inside)
             y = tl.sum(s * c[:, None], axis=0) + skip * x
             tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real_p)
         else:
             for t in range(count):
-                s, c, x = _space_token(s, keys, values, paces, rate, shift, low, high, real_n, real_p, G * N)
+                s, c, x = _space_token(s, keys, values, paces, rate, factor, shift, low, high, real_n, real_p, G * N)
                 y = tl.sum(s * c[:, None], axis=0) + skip * x
                 tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real_p)
                 keys, values, paces, out = keys + mixed_stride, values + mixed_stride, paces + pace_stride, out + H * P
@@ -93,9 +92,9 @@ def state_space_(
     grid = (triton.cdiv(spec.head_dim, columns), spec.heads, sequences)
     _space_kernel[grid](
         mixed, rates, spec.rate, spec.shift, spec.skip, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions,
-        ctx.rows.left, mixed.stride(0), rates.stride(0), float(spec.low), min(float(spec.high), HIGHEST),
-        LEFT=ctx.rows.left is not None, H=spec.heads, P=spec.head_dim, G=spec.groups, N=spec.keys, BN=pow2(spec.keys),
-        BP=columns, MOST=1 if one else most, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        ctx.rows.left, mixed.stride(0), rates.stride(0), float(spec.factor), float(spec.low),
+        min(float(spec.high), HIGHEST), LEFT=ctx.rows.left is not None, H=spec.heads, P=spec.head_dim, G=spec.groups,
+        N=spec.keys, BN=pow2(spec.keys), BP=columns, MOST=1 if one else most, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ SIZE = 64
 @triton.jit
 def _chunked_space_kernel(
     mixed_ptr, pace_ptr, rate_ptr, shift_ptr, skip_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr,
-    mixed_stride, pace_stride, low, high, LEFT: tl.constexpr, H: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
+    mixed_stride, pace_stride, factor, low, high, LEFT: tl.constexpr, H: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
     N: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, SIZE: tl.constexpr, SHORT: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     head, sequence = tl.program_id(1), tl.program_id(2)
@@ -49,7 +49,8 @@ def _chunked_space_kernel(
         for part in range(0, tl.cdiv(count, SIZE)):
             real = part * SIZE + r < count
             token = (first + part * SIZE + r).to(tl.int64)
-            pace = softplus(tl.load(pace_ptr + token * pace_stride + head, mask=real, other=0.0).to(tl.float32) + shift)
+            pace = tl.load(pace_ptr + token * pace_stride + head, mask=real, other=0.0).to(tl.float32)
+            pace = softplus(pace * factor + shift)
             pace = tl.where(real, least_of(most_of(pace, low), high), 0.0)
             sums, last = tl.cumsum(-rate * pace, axis=0), tl.sum(-rate * pace, axis=0)
             lines = mixed_ptr + token[:, None] * mixed_stride
@@ -90,8 +91,9 @@ def chunked_space_(
     grid = (triton.cdiv(spec.head_dim, columns), spec.heads, ctx.rows.sequences.shape[0])
     _chunked_space_kernel[grid](
         mixed, rates, spec.rate, spec.shift, spec.skip, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions,
-        ctx.rows.left, mixed.stride(0), rates.stride(0), float(spec.low), min(float(spec.high), HIGHEST),
-        LEFT=ctx.rows.left is not None, H=spec.heads, P=spec.head_dim, G=spec.groups, N=spec.keys, BN=rows, BP=columns,
+        ctx.rows.left, mixed.stride(0), rates.stride(0), float(spec.factor), float(spec.low),
+        min(float(spec.high), HIGHEST), LEFT=ctx.rows.left is not None, H=spec.heads, P=spec.head_dim, G=spec.groups,
+        N=spec.keys, BN=rows, BP=columns,
         SIZE=SIZE, SHORT=SHORT, EXACT=INTERPRETED or mixed.dtype == torch.float32, num_warps=8 if rows > 128 else 4,
         num_stages=2,
     )  # fmt: skip
