@@ -1,6 +1,6 @@
 """Which cuts of decode attention and of one token's experts are fastest on this GPU, for heads and experts of any size.
 
-python bench/gpu_cuts.py [attention|experts] [--only NAME,...] [--rows 1,32] [--length 400] [--processes 15]
+python bench/gpu_cuts.py [attention|latent|experts] [--only NAME,...] [--rows 1,32] [--length 400] [--processes 15]
 
 Every figure is the time of a layer's part within a chain of layers, by graph replays: attention between the products
 around it, experts behind a product. So what overlaps in an engine overlaps here, too. `now` is what the engine takes.
@@ -32,6 +32,7 @@ from tokenmill.compute.forward import (
     RouteSpec,
 )
 from tokenmill.kernels.triton.attention import decode, stepping
+from tokenmill.kernels.triton.attention import latent as latent_kernels
 from tokenmill.kernels.triton.experts import experts as one_token
 from tokenmill.kernels.triton.experts import mixture
 from tokenmill.kernels.triton.experts.route import pick
@@ -49,10 +50,17 @@ HEADS = {  # query heads, key heads, size, hidden, normed queries
     "gpt-oss-20b": (64, 8, 64, 2880, False), "llama-3.2-1b": (32, 8, 64, 2048, False),
     "falcon-7b": (71, 1, 64, 4544, False),
 }  # fmt: skip
-EXPERTS = {  # experts, hidden, inner, chosen, one shared with a gate
+LATENT = {  # heads, their keys without and with rotation, their values, vectors without rotation, hidden
+    "deepseek-lite": (16, 128, 64, 128, 512, 2048), "glm-4.7-flash": (20, 192, 64, 256, 512, 2048),
+    "kimi-linear": (32, 128, 64, 128, 512, 2304), "minicpm3": (40, 64, 32, 64, 256, 2560),
+    "deepseek-v3": (128, 128, 64, 128, 512, 7168),
+}  # fmt: skip
+EXPERTS = {  # experts, hidden, inner, chosen, one shared with a gate (None: without)
     "qwen3.6": (256, 2048, 512, 8, True), "qwen3-30b": (128, 2048, 768, 8, False),
     "mixtral": (8, 4096, 14336, 2, False), "olmoe": (64, 2048, 1024, 8, False),
-    "deepseek-lite": (64, 2048, 1408, 6, False),
+    "deepseek-lite": (64, 2048, 1408, 6, False), "granite-4-small": (72, 4096, 768, 10, None),
+    "glm-4.7-flash": (64, 2048, 1536, 4, None), "kimi-linear": (256, 2304, 1024, 8, None),
+    "ernie-21b": (64, 2560, 1536, 6, False), "glm-4.5-air": (128, 4096, 1408, 8, None),
 }  # fmt: skip
 Cut = tuple[int, ...]
 Case = tuple[str, Callable[[int], object]]
@@ -119,7 +127,57 @@ def attention(name: str, rows: int, length: int) -> Iterator[Case]:
             yield f"{cut} {'fresh' if fresh else 'apart'}", lambda i, f=fresh, c=cut: layer(i, f, c)
 
 
+LATENT_CUTS = tuple(itertools.product((16, 32), (16, 32, 64), (1, 4, 8, 16, 32, 64), (4, 8), (2,)))
+"""Rows, BN, splits, warps, stages."""
+
+
+def latents(name: str, rows: int, length: int) -> Iterator[Case]:
+    heads, plain, rest, values, latent, hidden = LATENT[name]
+    kernels, wide, held = TritonKernels(), heads * (plain + rest), -(-length // PAGE)
+    pages = rand(LAYERS, rows * held + 1, 1, PAGE, latent + rest)
+    plan = GroupPlan(
+        torch.randperm(rows * held, device="cuda").int().view(rows, held), None,
+        torch.full((rows,), held, dtype=torch.int32, device="cuda"), torch.empty(0, device="cuda"),
+    )  # fmt: skip
+    plan = replace(plan, slots=plan.tables[:, (length - 1) // PAGE].long() * PAGE + (length - 1) % PAGE)
+    views = [KVView(pages[layer], pages[layer][..., :latent]) for layer in range(LAYERS)]
+    angle = torch.rand(length, rest // 2, device="cuda")
+    spec = AttentionSpec(
+        0, 0, heads, KVSpec("latent", 1, latent + rest, latent), plain**-0.5,
+        rope=RopeSpec(angle.cos(), angle.sin(), rest, start=latent),
+    )  # fmt: skip
+    ctx = ForwardContext(
+        kernels, torch.full((rows,), length - 1, device="cuda"),
+        torch.arange(rows + 1, dtype=torch.int32, device="cuda"),
+        torch.full((rows,), length, dtype=torch.int32, device="cuda"), 1, views, [plan], block_size=PAGE,
+    )  # fmt: skip
+    ins = [rand(wide + latent + rest, hidden, scale=0.02) for _ in range(LAYERS)]
+    outs = [rand(hidden, heads * values, scale=0.02) for _ in range(LAYERS)]
+    ups = [rand(heads, latent, plain, scale=0.05) for _ in range(LAYERS)]
+    downs = [rand(heads, values, latent, scale=0.05) for _ in range(LAYERS)]
+    x, own = rand(rows, hidden), latent_kernels.latent_config
+
+    def layer(i: int, cut: Cut | None) -> object:
+        if cut is not None:
+            latent_kernels.latent_config = lambda *_, **__: cut
+        try:
+            q, low, high = kernels.product(x, ins[i]).split((wide, latent, rest), dim=1)
+            mixed = kernels.attend_unfolded(
+                q.unflatten(1, (heads, plain + rest)), (low, high), (ups[i], downs[i]), replace(spec, layer=i), ctx
+            )
+            assert mixed is not None, "this is not how an engine computes it"
+            return kernels.product(mixed.flatten(1), outs[i], residual=x)
+        finally:
+            latent_kernels.latent_config = own
+
+    yield f"now {own(rows, held * PAGE, spec, 2, one=True)}", lambda i: layer(i, None)
+    for cut in LATENT_CUTS:
+        if cut[2] * rows <= 2112 and cut[2] * 16 <= length:
+            yield f"latent {cut}", lambda i, c=cut: layer(i, c)
+
+
 UPS = (
+    (1, 4096, 4), (1, 4096, 8), (2, 4096, 8), (1, 2048, 2), (2, 2048, 16), (1, 2048, 8),
     (1, 1024, 4), (1, 2048, 4), (2, 512, 2), (2, 512, 4), (2, 1024, 2), (2, 1024, 4), (2, 1024, 8), (2, 2048, 4),
     (2, 2048, 8), (4, 512, 4), (4, 512, 8), (4, 1024, 8), (4, 256, 4), (8, 256, 4), (8, 512, 8), (8, 256, 8),
 )  # fmt: skip
@@ -128,6 +186,7 @@ DOWNS = (
     (4, 128, 4), (4, 256, 8), (2, 64, 1), (4, 64, 4),
 )  # fmt: skip
 FEW = ((16, 4), (16, 8), (32, 4), (32, 8), (64, 4), (64, 8), (128, 4))
+NEARS = tuple(n << 20 for n in (0, 3, 6, 16, 24))
 PICKS = ((1, 4), (2, 4), (4, 4), (8, 4), (2, 2), (4, 8), (8, 8))
 
 
@@ -141,7 +200,7 @@ def experts(name: str, rows: int, repeated: int) -> Iterator[Case]:
         gate = DenseWeight(rand(1, hidden)) if shared else None
         lists = [DenseWeight(w) for w in ups], [DenseWeight(w) for w in downs]
         router = DenseWeight(rand(count, hidden))
-        made = Mixture(router, spec, *lists, "silu_mul", beside if shared else None, gate)
+        made = Mixture(router, spec, *lists, "silu_mul", None if shared is False else beside, gate)
         keep.append((ups, downs))
         layers.append(kernels.pack_mixture(made))
     norm, x = NormSpec(rand(hidden), 1e-6), rand(rows, hidden)
@@ -170,6 +229,8 @@ def experts(name: str, rows: int, repeated: int) -> Iterator[Case]:
         yield f"up {cut}", lambda i, c=cut: changed(i, "up_config", lambda *_: c)
     for cut in DOWNS:
         yield f"down {cut}", lambda i, c=cut: changed(i, "down_config", lambda *_: c)
+    for size in NEARS:
+        yield f"near {size >> 20}", lambda i, s=size: changed(i, "NEAR", s)
     for cut in PICKS:
         put = lambda *a, c=cut, **k: pick(*a, **k, config=c)  # noqa: E731
         yield f"pick {cut}", lambda i, p=put: changed(i, "pick", p, mixture)
@@ -196,12 +257,17 @@ def measure(call: Callable[[int], object]) -> float:
 
 def every(options: argparse.Namespace) -> Iterator[tuple[str, Case]]:
     only = options.only.split(",") if options.only else []
-    if options.what != "experts":
+    if options.what in ("all", "latent"):
+        for name, rows in itertools.product(only or LATENT, options.rows.split(",")):
+            if name in LATENT:
+                for case in latents(name, int(rows), options.length):
+                    yield f"latent {name} {rows}x{options.length}", case
+    if options.what in ("all", "attention"):
         for name, rows in itertools.product(only or HEADS, options.rows.split(",")):
             if name in HEADS:
                 for case in attention(name, int(rows), options.length):
                     yield f"attention {name} {rows}x{options.length}", case
-    if options.what != "attention":
+    if options.what in ("all", "experts"):
         for name, rows in itertools.product(only or EXPERTS, options.rows.split(",")):
             if name in EXPERTS:
                 for case in experts(name, int(rows), LAYERS if options.compile < 0 else 1):
@@ -210,7 +276,7 @@ def every(options: argparse.Namespace) -> Iterator[tuple[str, Case]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="all", choices=("all", "attention", "experts"))
+    parser.add_argument("what", nargs="?", default="all", choices=("all", "attention", "latent", "experts"))
     parser.add_argument("--only", default="")
     parser.add_argument("--kinds", default="", help="of cuts, by the beginning of their names: up,down,pick")
     parser.add_argument("--rows", default="1,32")

@@ -34,7 +34,15 @@ from tokenmill.kernels.triton.attention.stored import (
     spot_in,
     widened,
 )
-from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, shared_memory, wait
+from tokenmill.kernels.triton.common import (
+    INTERPRETED,
+    Scratch,
+    begin,
+    multiprocessors,
+    pow2,
+    shared_memory,
+    wait,
+)
 
 
 @triton.jit
@@ -305,18 +313,24 @@ def latent_config(
     """(rows, BN, splits, warps, stages); one: every sequence has one new token; size: bytes of a number of q; whole:
     vectors are not scaled within a tile, which passes through shared memory in float32 else.
 
-    As many rows share a tile of vectors as fit beside it."""
+    Many new tokens: as many rows share a tile of vectors as fit beside it. One: a program's time is what it waits for
+    memory, so tiles are long, and rows only as many as leave a multiprocessor for each program (measured on an H200)."""
     if INTERPRETED:
         return 16, 16, 2, 4, 1
     width = pow2(spec.kv.value_dim) + pow2(spec.kv.key_dim - spec.kv.value_dim)
-    room, block_n, rows = shared_memory(), 32, 64
+    room, places = shared_memory(), multiprocessors()
+    rows, block_n = (16, 64) if one else (64, 32)
     tile = size if whole else size + 4
-    while block_n > 16 and size * rows * (width + block_n) + tile * block_n * width > room:
-        rows, block_n = (rows // 2, block_n) if rows > 16 else (rows, 16)
-    if one:
-        rows = min(rows, max(16, pow2(spec.heads)))
+
+    def fits() -> bool:
+        return size * rows * (width + block_n) + tile * block_n * width <= room
+
+    while one and rows < min(64, spec.heads) and seqs * triton.cdiv(spec.heads, rows) > places:
+        rows *= 2
+    while block_n > 16 and not fits():
+        rows, block_n = (rows // 2, block_n) if rows > 16 else (rows, block_n // 2)
     units = seqs * triton.cdiv(spec.heads, rows)
     splits = 1
-    while splits < 32 and splits * 2 * units <= 264 and splits * 2 * 64 <= longest:
+    while splits < 32 and splits * 2 * units <= places and splits * 2 * 64 <= longest:
         splits *= 2
-    return rows, block_n, splits, 8 if rows == 64 else 4, 2
+    return rows, block_n, splits, 8 if rows == 64 or block_n == 64 else 4, 2

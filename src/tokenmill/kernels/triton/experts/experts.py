@@ -17,7 +17,7 @@ from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated
 from tokenmill.kernels.triton.experts.grouped import Stack
 from tokenmill.kernels.triton.experts.route import bring
 
-NEAR = 10 << 20
+NEAR = 6 << 20
 """Bytes of the second launch's weights that the first one brings near when it ends."""
 
 
@@ -201,11 +201,17 @@ def one_up(
 
 
 def up_config(inner: int, scaling: int) -> tuple[int, int, int]:
-    """(BN, BK, warps): measured on an H200. Rows of up to 2048 columns are asked for at once."""
+    """(BN, BK, warps): measured on an H200. Rows that a tile holds are asked for at once, longer ones in even pieces."""
     if INTERPRETED:
         return 8, 64, 1
-    block_k = pow2(inner) if inner <= 2048 else 1024
-    return (1, block_k, 1) if scaling else (2, block_k, 4)
+    if scaling:
+        return 1, pow2(inner) if inner <= 2048 else 1024, 1
+    if inner <= 2048:
+        return 2, pow2(inner), 4
+    if inner == 4096:
+        return 2, 4096, 8
+    block_k = min(1024, inner & -inner)
+    return (2, 1024, 4) if block_k < 256 else (max(2, 1024 // block_k), block_k, 4)
 
 
 def one_down(
@@ -218,7 +224,7 @@ def one_down(
     config (BN, BK, warps)."""
     ids, gates = picked
     count, width, inner = weight.table.shape
-    block_n, block_k, warps = config or down_config(ids.shape[1], weight.scaling)
+    block_n, block_k, warps = config or down_config(inner, ids.shape[1], weight.scaling)
     out = torch.empty((1, width), dtype=x.dtype, device=x.device)
     _down_kernel[(triton.cdiv(width, block_n),)](
         x, weight.table, weight.scales, weight.bias, ids, gates, residual, out, count,
@@ -229,11 +235,14 @@ def one_down(
     return out
 
 
-def down_config(chosen: int, scaling: int) -> tuple[int, int, int]:
+def down_config(inner: int, chosen: int, scaling: int) -> tuple[int, int, int]:
     """(BN, BK, warps) for so many experts: measured on an H200. A piece lies within one block of scales."""
     if INTERPRETED:
         return 8, 64, 1
-    return 2, 128 if chosen > 16 or scaling == 2 else 256, 2
+    if scaling:
+        return 2, 128 if chosen > 16 or scaling == 2 else 256, 2
+    many = chosen > 16 or (chosen > 8 and inner > 512)
+    return 2, 128 if many or inner % 256 else 256, 2
 
 
 @triton.jit
