@@ -16,15 +16,24 @@ class Ticket(Protocol):
 
 
 class Executor(Protocol):
-    """Runs plans in order. `depth` plans may be in flight; `chains`: a row may be in two uncommitted plans."""
+    """Runs plans in order. `depth` plans may be in flight; `overlaps`: a row may be in two uncommitted plans."""
 
     depth: int
-    chains: bool
+    overlaps: bool
     num_blocks: list[int]
 
-    def submit(self, plan: StepPlan) -> Ticket: ...
-    def supply(self, plan_id: int, inputs: LateInputs) -> None: ...
-    def control(self, message: dict[str, Any]) -> dict[str, Any]: ...
+    def submit(self, plan: StepPlan) -> Ticket:
+        """Take a plan; does not wait for its result."""
+        ...
+
+    def supply(self, plan_id: int, inputs: LateInputs) -> None:
+        """Bring what the sampling of this plan still lacks."""
+        ...
+
+    def control(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send a control message to the first rank; returns its answer."""
+        ...
+
     def control_all(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         """Send a control message to every rank; returns their answers."""
         ...
@@ -45,7 +54,7 @@ class ExecutorAround:
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
-        self.depth, self.chains, self.num_blocks = inner.depth, inner.chains, inner.num_blocks
+        self.depth, self.overlaps, self.num_blocks = inner.depth, inner.overlaps, inner.num_blocks
 
     def submit(self, plan: StepPlan) -> Ticket:
         """Pass on."""

@@ -77,19 +77,30 @@ class Built:
         return self.config.cache.block_size if self.config.cache.enable_prefix_caching else 0
 
 
-def make_limits(
-    options: ScheduleOptions, step_tokens: int, max_drafts: int = 0, max_guesses: int = 0, *, cohorts: int = 0
-) -> Limits:
-    """The scheduler's limits. max_drafts, max_guesses: how many drafts the host's and the device's drafter may make."""
+def make_limits(options: ScheduleOptions, step_tokens: int) -> Limits:
+    """The scheduler's limits as far as options and a step's tokens set them."""
     return Limits(
         max_rows=options.max_num_seqs,
         max_step_tokens=step_tokens,
         max_chunk=options.long_prefill_token_threshold,
-        max_drafts=max_drafts,
-        max_guesses=max_guesses,
-        step_guesses=STEP_GUESSES if max_guesses else ANY,
-        cohorts=cohorts,
+        step_guesses=ANY,
         older=OlderWays(not options.enable_chunked_prefill, options.batching == "static"),
+    )
+
+
+def limits_of(config: EngineConfig, facts: Facts, max_drafts: int, cohorts: int) -> Limits:
+    """The limits of an engine whose model is loaded. max_drafts: how many the host's drafter may make."""
+    return replace(
+        make_limits(config.schedule, facts.max_step_tokens),
+        max_rows=facts.max_rows,
+        max_drafts=max_drafts,
+        max_guesses=facts.guesses,
+        levels=facts.levels,
+        step_guesses=min(STEP_GUESSES if facts.guesses else ANY, ANY if facts.trail is None else facts.trail),
+        follows=facts.follows,
+        catches_up=facts.catches_up,
+        cohorts=cohorts,
+        max_adapters=facts.adapter_slots,
     )
 
 
@@ -123,13 +134,8 @@ def build_engine(config: EngineConfig) -> Built:
     )
     if config.engines > 1:  # a router chooses between them
         tables.cache.listener = CacheEvents()
-    cohorts = 0 if executor.chains else executor.depth
-    limits = make_limits(config.schedule, facts.max_step_tokens, most, facts.guesses, cohorts=cohorts)
-    limits = replace(limits, max_rows=facts.max_rows, max_adapters=facts.adapter_slots)
-    limits = replace(limits, follows=facts.follows, catches_up=facts.catches_up, levels=facts.levels)
+    limits = limits_of(config, facts, most, cohorts=0 if executor.overlaps else executor.depth)
     tables.shares_followed, tables.draft_window = not limits.anew, facts.draft_window
-    if facts.trail is not None:
-        limits = replace(limits, step_guesses=min(limits.step_guesses, facts.trail))
     control = control_of(speculation, limits.step_guesses, on_device=bool(facts.guesses))
     drafter, policy = with_care(drafter, speculation, control), make_policy(config.schedule.scheduling_policy)
     scheduler = Scheduler(limits, tables, policy, drafter, control)

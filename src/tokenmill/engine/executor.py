@@ -60,7 +60,7 @@ class InProcessExecutor:
     runner: Runner
     num_blocks: list[int]
     depth: int = 1
-    chains: bool = True
+    overlaps: bool = True
     lazy: bool = True
     tickets: dict[int, InProcessTicket] = field(default_factory=dict)
     held: deque[InProcessTicket] = field(default_factory=deque)

@@ -85,7 +85,7 @@ class ProcessExecutor:
     num_blocks: list[int]
     watch: Watch
     depth: int = 2
-    chains: bool = True
+    overlaps: bool = True
     recovers: bool = True
     choosing: int = 1
     end: Callable[[], None] = lambda: None
@@ -292,7 +292,7 @@ def start_ranks(config: EngineConfig) -> tuple[ProcessExecutor, dict[str, Any]]:
     said = facts[-size]
     executor = ProcessExecutor(
         ranks, said["num_blocks"], watch, recovers=ways.meeting is None or size == 1, choosing=size, end=ways.end,
-        chains=stages == 1,
+        overlaps=stages == 1,
     )  # fmt: skip
     return executor, said
 

@@ -51,7 +51,7 @@ class ClockExecutor:
     reach: Speeds
     num_blocks: list[int]
     depth: int = 1
-    chains: bool = True
+    overlaps: bool = True
     now: float = 0.0
     lengths: dict[int, int] = field(default_factory=dict)
     prefixes: SharedPrefixes = field(default_factory=SharedPrefixes)

@@ -16,13 +16,14 @@ from tokenmill.scheduler.device_drafts import DraftBudget
 
 @dataclass(slots=True)
 class Flight:
-    """A submitted plan, the sequence of each grant, the cache nodes that the plan published and the states that it
-    keeps. left: what the device drafter may still do in this step; used while it is planned. drafts: those of the host
-    for the next grant. prompts: how many tokens of prompts the step may still take."""
+    """A submitted plan, the sequence of each grant, the cache nodes that the plan published, the states that it keeps,
+    and the sequences whose siblings begin with it (`spawning`). left: what the device drafter may still do in this
+    step; used while it is planned. drafts: those of the host for the next grant. prompt_room: how many tokens of
+    prompts the step may still take."""
 
     plan: StepPlan
     left: DraftBudget
-    prompts: int
+    prompt_room: int
     seqs: list[Sequence] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)

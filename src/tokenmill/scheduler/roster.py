@@ -66,7 +66,7 @@ class Limits:
         return self.catches_up == "anew"
 
     @property
-    def chains(self) -> bool:
+    def overlaps(self) -> bool:
         """May a row be in two uncommitted plans?"""
         return not self.cohorts
 

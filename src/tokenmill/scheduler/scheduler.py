@@ -88,12 +88,12 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to compute (or a commit must come first)."""
-        if self.flying and self.limits.chains and self._commit_first():
+        if self.flying and self.limits.overlaps and self._commit_first():
             return None
         plan = StepPlan(id=self._next_plan, epoch=self.epoch)
         running = self.roster.running
         flight = Flight(plan, self.ahead.begin(plan, len(running)), self.pace.room(running))
-        budget = self._decode(plan, flight)
+        budget = self._grant_running(plan, flight)
         if budget > 0:
             self._admit(budget, flight)
         if not plan.rows:
@@ -109,7 +109,7 @@ class Scheduler:
             self.roster.spawn(seq)
         return plan
 
-    def _decode(self, plan: StepPlan, flight: Flight) -> int:
+    def _grant_running(self, plan: StepPlan, flight: Flight) -> int:
         """Grant tokens to running sequences in rank order; returns the budget that is left."""
         running, budget = self.roster.running, self.limits.max_step_tokens
         if not self.policy.static:
@@ -119,7 +119,7 @@ class Scheduler:
         rows, counts, samples, seqs = plan.rows, plan.counts, plan.samples, flight.seqs
         plan_id, most = plan.id, self.careful or self.limits.max_rows
         plain, left, depth = self.limits.max_guesses == 0, flight.left, plan.depth
-        chains = self.limits.chains
+        overlaps = self.limits.overlaps
         share, sampling = -(-len(running) // max(1, self.limits.cohorts)), 0
         for seq in running:  # only sequences behind `seq` can be preempted meanwhile
             if budget <= 0 or len(seqs) >= most:
@@ -138,7 +138,7 @@ class Scheduler:
                 and group.spawned
                 and not (seq.fresh or seq.leaving or seq.appended)
                 and not group.sampling.has_processors
-                and (chains or not seq.inflight)
+                and (overlaps or not seq.inflight)
                 and (not seq.needs_host or self._finds_no_drafts(seq, flight))
             ):  # fast path: one more token for a row that the devices know, in a block that it already has
                 if seq.constraint is not None:
@@ -167,14 +167,14 @@ class Scheduler:
     def _grant(self, seq: Sequence, budget: int, flight: Flight) -> int:
         """Grant `seq` up to `budget` tokens of this step; returns how many it got (0: it must wait)."""
         plan, group = flight.plan, seq.group
-        if seq.leaving or (seq.inflight and (seq.needs_host or (seq.pending and not self.limits.chains))):
+        if seq.leaving or (seq.inflight and (seq.needs_host or (seq.pending and not self.limits.overlaps))):
             return 0
         known = len(seq.tokens) + seq.pending
         position = seq.computed + seq.ahead
         if known <= position or known >= group.max_len:
             return 0
         position += self._rematch(seq, position)
-        if known - position > 1 and (budget := min(budget, flight.prompts)) <= 0:
+        if known - position > 1 and (budget := min(budget, flight.prompt_room)) <= 0:
             return 0
         drafts, flight.drafts = flight.drafts, []
         if not drafts and known - position == 1 and not seq.pending:
@@ -210,7 +210,7 @@ class Scheduler:
         plan.counts.append(count)
         plan.samples.append(sample)
         flight.seqs.append(seq)
-        flight.prompts -= count if known - position > 1 else 0
+        flight.prompt_room -= count if known - position > 1 else 0
         seq.ahead += end - position
         seq.inflight += 1
         seq.last_plan = plan.id
@@ -358,7 +358,7 @@ class Scheduler:
         looking = Looking(LOOKED)
         if adapters.draining:
             adapters.still_wait({s.group.request.adapter for _, _, s in waiting})
-        while min(budget, flight.prompts) > 0 and waiting and not 0 < self.careful <= len(flight.seqs):
+        while min(budget, flight.prompt_room) > 0 and waiting and not 0 < self.careful <= len(flight.seqs):
             rank, _, seq = waiting[0]
             if seq.status == WAITING and not self._may_get_row(rank, flight):
                 break
@@ -400,13 +400,17 @@ class Scheduler:
         if self.roster.free_rows:
             return True
         victim = self.roster.running[-1] if self.roster.running else None
-        # If nothing makes progress, only beams run whose siblings still wait: any sequence may preempt them.
-        return victim is not None and (victim.rank > rank or not (flight.seqs or self.flying))
+        return victim is not None and (victim.rank > rank or self._stalled(flight))
+
+    def _stalled(self, flight: Flight) -> bool:
+        """Does nothing make progress? Then only beams run whose siblings still wait, and any sequence may preempt
+        them."""
+        return not (flight.seqs or self.flying)
 
     def _room_for(self, seq: Sequence, flight: Flight) -> bool:
         """Match the prefix cache and check for a row and blocks; running sequences that rank lower are preempted."""
         while True:
-            if self.roster.free_rows and not (self.tables.is_full(seq) and (flight.seqs or self.flying)):
+            if self.roster.free_rows and (self._stalled(flight) or not self.tables.is_full(seq)):
                 self.tables.open(seq)
                 most = seq.group.matchable(len(seq.tokens)) if seq.group.reads_cache else 0
                 hit = self.tables.match(seq, 0, most) if most else 0
@@ -416,9 +420,7 @@ class Scheduler:
                     return True
                 self.tables.turn_away(seq, self.policy.reserve(seq))
             victim = self.roster.running[-1] if self.roster.running else None
-            # If nothing makes progress, only beams run whose siblings still wait: any sequence may preempt them.
-            stalled = not (flight.seqs or self.flying)
-            if victim is None or (victim.rank <= seq.rank and not stalled):
+            if victim is None or (victim.rank <= seq.rank and not self._stalled(flight)):
                 return False
             if victim.inflight:  # (or in this plan): it is preempted once that is committed
                 victim.leaving = True

@@ -101,7 +101,7 @@ class HashExecutor:
     num_blocks: list[int]
     block_size: int
     depth: int = 1
-    chains: bool = True
+    overlaps: bool = True
     guess: Callable[[list[int], int], list[int] | tuple[list[int], list[int]]] = lambda tokens, seed: []
     fail: set[int] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)

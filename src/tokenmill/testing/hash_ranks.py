@@ -26,8 +26,8 @@ class HashRanks:
         return self.ranks[0].depth
 
     @property
-    def chains(self) -> bool:
-        return self.ranks[0].chains
+    def overlaps(self) -> bool:
+        return self.ranks[0].overlaps
 
     @property
     def num_blocks(self) -> list[int]:

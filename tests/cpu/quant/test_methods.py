@@ -1,7 +1,7 @@
 """Methods that make quantised models: what each is for, files that are read back, stops, refusals.
 
-The full table (method x bits on the demonstration model) is in docs/quantise-and-prune.md; TOKENMILL_QUANTISE=1 tries the
-order of methods there.
+The full table (method x bits on the demonstration model) is in docs/quantise-and-prune.md; TOKENMILL_QUANTISE=1 tries
+the order of methods there.
 """
 
 from __future__ import annotations

@@ -321,11 +321,11 @@ def run_story(
     device_drafts = device_drafts or trees
     model = HashModel(windows=windows, stop_every=rng.choice([5, 20, 1000]), stateful=stateful)
     depth = rng.choice([1, 1, 2, 3])
-    chains = rng.random() < 0.7
+    overlaps = rng.random() < 0.7
     if device_drafts:
-        depth, chains = rng.choice([2, 3]), True
+        depth, overlaps = rng.choice([2, 3]), True
     ranks = [
-        HashExecutor(model, [lay.pool for lay in layouts], blocks, block_size, depth, chains)
+        HashExecutor(model, [lay.pool for lay in layouts], blocks, block_size, depth, overlaps)
         for _ in range(rng.choice([1, 1, 2]))
     ]
     if failures and rng.random() < 0.15:
@@ -363,7 +363,7 @@ def run_story(
         step_guesses=rng.choice([1, 3, 64]),
         follows=follows,
         catches_up="anew" if recalls else "on",
-        cohorts=0 if executor.chains else rng.choice([1, 2, 3]),
+        cohorts=0 if executor.overlaps else rng.choice([1, 2, 3]),
         older=OlderWays(rng.random() < 0.1, rng.random() < 0.1),
     )
     if tight_windows:

@@ -215,7 +215,7 @@ def run_story(seed: int) -> Scheduler:
         max_drafts=rng.choice([0, 0, 3]),
         max_guesses=rng.choice([0, 2]),
         step_guesses=8,
-        cohorts=0 if executor.chains else 2,
+        cohorts=0 if executor.overlaps else 2,
     )
     tables = BlockTables(layouts, blocks, block_size, prefix_cache=rng.random() < 0.8)
     scheduler = Scheduler(limits, tables, make_policy(rng.choice(["fcfs", "priority"])), drafter)
