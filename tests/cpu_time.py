@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +43,22 @@ def least_cpu_time(work: Callable[[], object], promised: float) -> float:
             work()
         found.append(spent.seconds)
     return min(found)
+
+
+@contextlib.contextmanager
+def hanging_fails(seconds: int) -> Iterator[None]:
+    """What has not ended after so many seconds raises TimeoutError. In the main thread only."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _clocks(pools: tuple[ThreadPoolExecutor, ...]) -> dict[int, float]:

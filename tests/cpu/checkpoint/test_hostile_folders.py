@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import socket
 import struct
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.cpu_time import hanging_fails
 from tests.thinned import WHOLE
 
 from tokenmill import LLM
@@ -43,17 +43,10 @@ def folder(tiny, tmp_path):
 
 @pytest.fixture(autouse=True)
 def never_for_ever() -> Iterator[None]:
-    """What hangs fails; CPU time decides whether what ends was quick enough."""
-
-    def stop(*_: object) -> None:
-        raise TimeoutError("it hangs")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(WALL_S)
+    """CPU time decides whether what ends was quick enough."""
     started = time.thread_time()
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    with hanging_fails(WALL_S):
+        yield
     assert time.thread_time() - started < CPU_S
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.cpu_time import hanging_fails
 from typer.testing import CliRunner
 
 from tokenmill.cli.verbs import app
@@ -26,14 +26,8 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def never_for_ever() -> Iterator[None]:
-    def stop(*_: object) -> None:
-        raise TimeoutError("it hangs")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(WALL_S)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    with hanging_fails(WALL_S):
+        yield
 
 
 def pipe(path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from drafters import MOST, make_eagle, make_medusa
-from engines import greedy
+from engines import greedy, run
+from engines import open_usual as open_llm
 
 from tokenmill import SamplingParams
 from tokenmill.testing.tiny import make_tiny
@@ -26,6 +29,20 @@ def drafts(folders, name, **more):
     method = {} if name in ("self", "other") else {"method": name}
     model = {"model": str(folders[name])} if name in folders else {}
     return {"speculative_config": {**method, **model, "num_speculative_tokens": MOST, **more}}
+
+
+def plain_outputs(folder, prompts, parameters):
+    """A function that gives the outputs without drafts, by the options that may change them."""
+    known = {}
+
+    def outputs(**options):
+        key = json.dumps(options, sort_keys=True)
+        if key not in known:
+            with open_llm(folder, **options, enforce_eager=True) as llm:
+                known[key] = run(llm, prompts, parameters)
+        return known[key]
+
+    return outputs
 
 
 STEM = [5, 9, 200, 17, 5, 9, 200, 17, 33, 5, 9]

@@ -10,7 +10,7 @@ import json
 import pytest
 import torch
 from drafters import MOST, make_eagle
-from engine_draft_models_helpers import PARAMETERS, PROMPTS, STEM, drafts
+from engine_draft_models_helpers import PARAMETERS, PROMPTS, STEM, drafts, plain_outputs
 from engine_draft_models_helpers import folders as shared_folders
 from engines import OTHER, all_of_them, check_nothing_left, exact, greedy, hear_guesses, run
 from engines import open_usual as open_llm
@@ -39,17 +39,7 @@ BRIEF = {"other": ("other kernels",), "medusa": ("chunks", "as on a GPU"), "suff
 
 @pytest.fixture(scope="module")
 def plain(folders):
-    """Outputs without drafts, by the options that may change them."""
-    known = {}
-
-    def outputs(**options):
-        key = json.dumps(options, sort_keys=True)
-        if key not in known:
-            with open_llm(folders["self"], **options, enforce_eager=True) as llm:
-                known[key] = [exact(o) for o in run(llm, PROMPTS, PARAMETERS)]
-        return known[key]
-
-    return outputs
+    return plain_outputs(folders["self"], PROMPTS, PARAMETERS)
 
 
 @pytest.mark.parametrize("name, title", [("self", t) for t in ENGINES] + [
@@ -70,7 +60,7 @@ def test_every_engine_gives_the_same_bytes(name, title, folders, plain):
             assert counters.accepted > 0.6 * counters.drafted > 100  # penalties and filters are not the drafter's
         check_nothing_left(llm.engine)
     for outputs in found:
-        assert [exact(o) for o in outputs] == plain(**same)
+        assert [exact(o) for o in outputs] == [exact(o) for o in plain(**same)]
 
 
 @pytest.mark.parametrize("depth", [1, 2])

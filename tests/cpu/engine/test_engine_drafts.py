@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from engine_draft_models_helpers import PARAMETERS, PROMPTS
 from engine_families_helpers import ALL, ONE_OF_EACH, Family
 from engines import BACKENDS, OTHER, check_nothing_left, exact, greedy, run
 from engines import open_usual as open_llm
@@ -101,7 +102,7 @@ def test_a_row_with_drafts_of_the_device_is_in_two_plans_at_a_time(parrot):
         assert guesses.count([4, 4]) > len(guesses) / 2
 
 
-PARAMETERS = {
+FEATURES = {
     "plain": {},
     "logprobs": {"logprobs": 3, "prompt_logprobs": 1},
     "stop string": {"stop": ["a", "er", "m"], "min_tokens": 9},
@@ -119,9 +120,9 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize("depth", DEPTHS[:2])
-@pytest.mark.parametrize("title", PARAMETERS)
+@pytest.mark.parametrize("title", FEATURES)
 def test_drafts_leave_every_feature_alone(title, depth, tiny, parrot):
-    more = {"temperature": 0.0, "max_tokens": 60, "ignore_eos": True, **PARAMETERS[title]}
+    more = {"temperature": 0.0, "max_tokens": 60, "ignore_eos": True, **FEATURES[title]}
     params = SamplingParams(**more)
     prompts = [" mill mill mill mill mill", "flour becomes flour becomes flour becomes", "mill mill mill flour"]
     for folder in (tiny, parrot)[depth - 1 :]:  # what the device drafts is the same, so the second half is enough
@@ -156,22 +157,14 @@ ENGINES = {
 @pytest.mark.parametrize("title", ENGINES)
 def test_drafts_of_the_device_in_every_engine(title, parrot):
     """Prompts share a beginning and come twice, so that the second time is served by the prefix cache."""
-    stem = [5, 9, 200, 17, 5, 9, 200, 17, 33, 5, 9]
-    prompts = [stem + tail for tail in ([], [8], [1, 2, 3, 1, 2], [9] * 20)] * 2
-    params = [
-        greedy(20, logprobs=1),
-        greedy(25, repetition_penalty=1.3, frequency_penalty=0.4),
-        SamplingParams(temperature=0.9, seed=3, max_tokens=24, n=3, ignore_eos=True),
-        SamplingParams(temperature=0.4, top_k=8, seed=5, max_tokens=19, logprobs=2, ignore_eos=True),
-    ] * 2
     options = {"max_model_len": 64, "block_size": 8, **ENGINES[title]}
     plain = {k: v for k, v in options.items() if k in ("max_model_len", "kernels")}
     with open_llm(parrot, **plain, enforce_eager=True, depth=1) as llm:
-        wanted = run(llm, prompts, params)
+        wanted = run(llm, PROMPTS, PARAMETERS)
     with open_llm(parrot, **{"depth": 2, **DRAFTS, **options}) as llm:
         if "GPU" in title:
             llm.engine.executor.lazy = False  # submitting computes
-        found = [run(llm, prompts, params) for _ in range(2)]
+        found = [run(llm, PROMPTS, PARAMETERS) for _ in range(2)]
         counters = llm.engine.scheduler.counters
         assert counters.accepted > 0 or title == "a token at a time"
         assert counters.preemptions > 0 or "num_blocks" not in options or title.startswith("blocks")

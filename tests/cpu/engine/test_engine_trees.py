@@ -6,13 +6,13 @@ stand: first children and last ones, whole lines and none.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 
 import pytest
 import torch
 from drafters import MOST, make_eagle, make_medusa
+from engine_draft_models_helpers import STEM, plain_outputs
 from engine_families_helpers import ALL, ONE_OF_EACH, Family
 from engines import BACKENDS, OTHER, all_of_them, check_nothing_left, exact, greedy, run
 from engines import open_usual as open_llm
@@ -74,7 +74,6 @@ def texts_of(outputs):
     return [[*o.prompt_token_ids, *part.token_ids] for o in outputs for part in o.outputs]
 
 
-STEM = [5, 9, 200, 17, 5, 9, 200, 17, 33, 5, 9]
 PROMPTS = [STEM + tail for tail in ([], [8], [1, 2, 3, 1, 2], [9] * 20, [4, 4], [7])]
 PARAMETERS = [
     greedy(24, logprobs=1),
@@ -100,17 +99,7 @@ ENGINES = {
 
 @pytest.fixture(scope="module")
 def plain(folders):
-    """Outputs without drafts, by the options that may change them."""
-    known = {}
-
-    def outputs(**options):
-        key = json.dumps(options, sort_keys=True)
-        if key not in known:
-            with open_llm(folders["self"], **options, enforce_eager=True) as llm:
-                known[key] = run(llm, PROMPTS, PARAMETERS)
-        return known[key]
-
-    return outputs
+    return plain_outputs(folders["self"], PROMPTS, PARAMETERS)
 
 
 @pytest.mark.parametrize("title", ENGINES)
