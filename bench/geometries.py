@@ -18,6 +18,13 @@ _ARCHITECTURES = {
     "gpt_neox": "GPTNeoXForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM", "gpt_oss": "GptOssForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM", "qwen3_next": "Qwen3NextForCausalLM",
 }  # fmt: skip
+PRODUCTS_8B = {  # of Llama 8B, by name: (rows of the weight, columns, norm before, activation, residual)
+    "qkv": (6144, 4096, True, None, False),
+    "o": (4096, 4096, False, None, True),
+    "gate_up": (28672, 4096, True, "silu_mul", False),
+    "down": (4096, 14336, False, None, True),
+    "head": (128256, 4096, False, None, False),
+}
 
 
 def _config(family: str, **values: Any) -> Config:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from geometries import PRODUCTS_8B as SHAPES
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan, KVSpec, KVView, NormSpec, RopeSpec
 from tokenmill.kernels.triton.attention import decode
 from tokenmill.kernels.triton.attention.decode import attend_one
@@ -28,13 +29,6 @@ from tokenmill.kernels.triton.common import Scratch
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kernels.triton.products.ways_by_shape import FEW, RUNGS, Way, operation
 
-SHAPES = {  # name: (rows of the weight, columns, norm before, activation, residual)
-    "qkv": (6144, 4096, True, None, False),
-    "o": (4096, 4096, False, None, True),
-    "gate_up": (28672, 4096, True, "silu_mul", False),
-    "down": (4096, 14336, False, None, True),
-    "head": (128256, 4096, False, None, False),
-}
 BF16 = torch.bfloat16
 
 

@@ -17,19 +17,13 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from geometries import PRODUCTS_8B as SHAPES
 from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kernels.triton.products.ways_by_shape import Way
 from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8
 from tokenmill.kernels.triton.quantised.narrow_linear import narrow_operation, rungs
 
-SHAPES = {  # name: (rows of the weight, columns, norm before, activation, residual)
-    "qkv": (6144, 4096, True, None, False),
-    "o": (4096, 4096, False, None, True),
-    "gate_up": (28672, 4096, True, "silu_mul", False),
-    "down": (4096, 14336, False, None, True),
-    "head": (128256, 4096, False, None, False),
-}
 KINDS = {
     "fp8": ("qkv", "o", "gate_up", "down", "head"),
     "int8": ("head", "gate_up"),

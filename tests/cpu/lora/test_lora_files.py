@@ -288,18 +288,23 @@ def write_gguf_adapter(path: Path, metadata: dict[str, Any], tensors: dict[str, 
     writer.close()
 
 
+def check_merged(base: Path, folder: Path, merged: Path) -> None:
+    """The merged model says what the base says with the adapter."""
+    with open_llm(base, enable_lora=True) as llm, open_llm(merged) as other:
+        request = LoRARequest("one", 1, str(folder))
+        first = llm.generate("some words", greedy(6, logprobs=1), False, lora_request=request)[0].outputs[0]
+        second = other.generate("some words", greedy(6, logprobs=1), False)[0].outputs[0]
+        assert first.token_ids == second.token_ids
+        assert abs((first.cumulative_logprob or 0.0) - (second.cumulative_logprob or 0.0)) < 1e-3
+
+
 @pytest.mark.parametrize("dora", [False, True], ids=["LoRA", "DoRA"])
 def test_merged_weights_say_the_same(base: Path, tmp_path: Path, dora: bool) -> None:
     from tokenmill.lora.merge import merge
 
     folder = write_adapter(tmp_path / "one", base, rank=5, dora=dora)
     assert merge(base, folder, tmp_path / "merged") == 14
-    with open_llm(base, enable_lora=True) as llm, open_llm(tmp_path / "merged") as merged:
-        request = LoRARequest("one", 1, str(folder))
-        first = llm.generate("some words", greedy(6, logprobs=1), False, lora_request=request)[0].outputs[0]
-        second = merged.generate("some words", greedy(6, logprobs=1), False)[0].outputs[0]
-        assert first.token_ids == second.token_ids
-        assert abs((first.cumulative_logprob or 0.0) - (second.cumulative_logprob or 0.0)) < 1e-3
+    check_merged(base, folder, tmp_path / "merged")
     with pytest.raises(UserError, match="exists already"):
         merge(base, folder, tmp_path / "merged")
 
@@ -359,12 +364,7 @@ def test_a_head_that_was_the_embeddings_is_merged_alone(changed: str, tmp_path: 
         say(modules_to_save=["embed_tokens"])(folder)
     hold(**chosen)(folder)
     merge(base, folder, tmp_path / "merged")
-    with open_llm(base, enable_lora=True) as llm, open_llm(tmp_path / "merged") as merged:
-        request = LoRARequest("one", 1, str(folder))
-        first = llm.generate("some words", greedy(6, logprobs=1), False, lora_request=request)[0].outputs[0]
-        second = merged.generate("some words", greedy(6, logprobs=1), False)[0].outputs[0]
-        assert first.token_ids == second.token_ids
-        assert abs((first.cumulative_logprob or 0.0) - (second.cumulative_logprob or 0.0)) < 1e-3
+    check_merged(base, folder, tmp_path / "merged")
 
 
 def test_new_weights_of_the_base(base: Path, adapters: dict[str, Path], tmp_path: Path) -> None:

@@ -10,6 +10,15 @@ from typing import Any
 import httpx
 
 
+class Count:
+    """How often it was called."""
+
+    number = 0
+
+    def __call__(self) -> None:
+        self.number += 1
+
+
 def stream_text(url: str, body: dict[str, Any], on_chunk: Callable[[], None] = lambda: None) -> str:
     """The whole text of a stream; asserts that it ended well."""
     text, ended = "", False

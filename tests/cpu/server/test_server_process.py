@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from tests.cpu.server.conftest import Running
-from tests.cpu.server.server_process_helpers import stream_text, wait_for
+from tests.cpu.server.server_process_helpers import Count, stream_text, wait_for
 
 Launch = Callable[..., Running]
 HELLO = [{"role": "user", "content": "Tell me about the mill"}]
@@ -90,14 +90,9 @@ def test_a_killed_engine_costs_a_pause_and_nothing_else(served: Running) -> None
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
         calm = list(pool.map(lambda body: stream_text(served.url, body), bodies))
         before = served.metric("tokenmill:engine_restarts")
-        count = 0
-
-        def seen() -> None:
-            nonlocal count
-            count += 1
-
+        seen = Count()
         futures = [pool.submit(stream_text, served.url, body, seen) for body in bodies]
-        wait_for(lambda: count > 32 * 10, 120)
+        wait_for(lambda: seen.number > 32 * 10, 120)
         (engine,) = served.children()
         os.kill(engine, signal.SIGKILL)
         down = wait_for(lambda: served.get("/health").status_code == 503, 120)
@@ -111,15 +106,10 @@ def test_a_killed_engine_costs_a_pause_and_nothing_else(served: Running) -> None
 def test_a_stopped_engine_is_noticed_and_replaced(served: Running) -> None:
     body = {"prompt": "The mill", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
     calm = stream_text(served.url, body)
-    count = 0
-
-    def seen() -> None:
-        nonlocal count
-        count += 1
-
+    seen = Count()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         future = pool.submit(stream_text, served.url, body, seen)
-        wait_for(lambda: count > 20, 120)
+        wait_for(lambda: seen.number > 20, 120)
         (engine,) = served.children()
         os.kill(engine, signal.SIGSTOP)
         noticed = wait_for(lambda: served.get("/health").status_code == 503, 120)
@@ -158,15 +148,10 @@ def test_a_signal_lets_running_requests_finish(launch: Launch) -> None:
     running = launch("--shutdown-timeout", "30", "--kernels", "reference")  # slow enough to be interrupted
     body = {"prompt": "The mill", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
     calm = stream_text(running.url, body)
-    count = 0
-
-    def seen() -> None:
-        nonlocal count
-        count += 1
-
+    seen = Count()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         future = pool.submit(stream_text, running.url, body, seen)
-        wait_for(lambda: count > 5, 120)
+        wait_for(lambda: seen.number > 5, 120)
         engines = running.children()
         running.process.send_signal(signal.SIGTERM)
         wait_for(lambda: running.get("/ready").status_code == 503, 120)

@@ -68,14 +68,20 @@ async def test_one_that_cannot_sleep_is_unloaded_and_one_that_cannot_wake_is_tol
     assert await ask(city, "green") == SAYS["green"] and len(city.links["green"]) == 1
 
 
-async def test_by_hand(build: Any) -> None:  # noqa: F811
-    city = build(engine=ABLE, models_control=True, pin="red")
+async def falling_asleep(make: Any) -> tuple[Any, asyncio.Future[str], asyncio.Future[Any]]:
+    """A city whose pinned model is told to sleep and waits for its open request; both answers are to come."""
+    city = make(engine=ABLE, models_control=True, pin="red")
     await city.shared.models.start()
     held = asyncio.ensure_future(ask(city, "red"))
     city.options["red"].hung = True
     await until(lambda: city.links["red"][0].commands)
     going = asyncio.ensure_future(post(city, "/sleep?model=red"))
     await until(lambda: city.entry("red").state is State.DRAINING)
+    return city, held, going
+
+
+async def test_by_hand(build: Any) -> None:  # noqa: F811
+    city, held, going = await falling_asleep(build)
     waiting = asyncio.ensure_future(city.post("/v1/completions", {"model": "red", **HELD}))
     await until(lambda: city.entry("red").life.waiting)
     city.options["red"].hung = False
@@ -207,13 +213,7 @@ async def test_a_sleeping_engine_that_dies_is_loaded_when_it_is_woken(build: Any
 
 async def test_an_engine_that_dies_before_it_sleeps_is_no_reason_to_refuse(build: Any) -> None:  # noqa: F811
     """It has given its memory back. The others slept and were woken again, and the caller got 503."""
-    city = build(engine=ABLE, models_control=True, pin="red")
-    await city.shared.models.start()
-    held = asyncio.ensure_future(ask(city, "red"))
-    city.options["red"].hung = True
-    await until(lambda: city.links["red"][0].commands)
-    going = asyncio.ensure_future(post(city, "/sleep?model=red"))  # waits for the open request
-    await until(lambda: city.entry("red").state is State.DRAINING)
+    city, held, going = await falling_asleep(build)
     city.links["red"][0].die()
     await until(lambda: len(city.links["red"]) == 2)
     city.options["red"].hung = False
