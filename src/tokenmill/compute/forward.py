@@ -341,8 +341,8 @@ class Kernels(RoundsLines, Protocol):
         self, q: Tensor, vector: Sequence[Tensor], parts: Sequence[Tensor], spec: AttentionSpec, ctx: ForwardContext,
         keys: Tensor | None = None,
     ) -> Tensor | None:  # fmt: skip
-        """Latent attention of q [T, H, D + R], with parts of vectors [T, L], [T, R] and what absorbs [H, L, D],
-        [H, DV, L] -> [T, H, DV]; None: `attend` is as fast."""
+        """Latent attention of q [T, H, D + R], with parts of vectors [T, L] (which the spec's k_norm norms first),
+        [T, R] and what absorbs [H, L, D], [H, DV, L] -> [T, H, DV]; None: `attend` is as fast."""
         ...
 
     def choose_keys(

@@ -8,7 +8,7 @@ in another order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,14 +71,21 @@ class ColumnLinear:
     """`weight` is this rank's share of [part; part; ...] along out; `names` are the checkpoint paths of the parts."""
 
     def __init__(
-        self, b: Build, inputs: int, parts: Mapping[str, Rows], *, bias: bool = False, transposed: bool = False
+        self,
+        b: Build,
+        inputs: int,
+        parts: Mapping[str, Rows],
+        *,
+        bias: bool | Collection[str] = False,
+        transposed: bool = False,
     ) -> None:
+        """bias: all parts have one, or none, or those that are named."""
         self.names = [b.path(name) for name in parts]
         self.parts = list(parts.values())
         weights = []
         for name, rows in parts.items():
-            share = (0, *rows.share(b.group))
-            weights.append(b.weight(name, (rows.rows, inputs), bias=bias, transposed=transposed, share=share))
+            share, has = (0, *rows.share(b.group)), bias if isinstance(bias, bool) else name in bias
+            weights.append(b.weight(name, (rows.rows, inputs), bias=has, transposed=transposed, share=share))
         self.weight = b.settled(weights[0].concat(weights[1:]))
 
 

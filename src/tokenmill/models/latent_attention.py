@@ -6,6 +6,8 @@ is carried out of it, so that the cache is read as stored. A backend may do with
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -51,17 +53,17 @@ class LatentAttention(Projected):
         check_latent_sizes(c, self.nope, self.rotated)
         q_rank = c.get("q_lora_rank", int, 0)
         self.joined = c.architecture == "AXK2ForCausalLM"
-        """Queries are made from the small vector before and after its norm, and with them a gate for each column."""
+        """Queries are made from the small vector before and after its norm, with a gate for each column."""
         q_rows = Rows(heads * (self.nope + self.rotated + self.joined * self.value), heads)
-        self.q_a = b.settled(b.weight("q_a_proj", (q_rank, hidden), bias=bias)) if q_rank else None
+        queries = ("q_a_proj", Rows(q_rank, 1, repeats=True)) if q_rank else ("q_proj", q_rows)
+        vectors = ("kv_a_proj_with_mqa", Rows(self.latent + self.rotated, 1, repeats=True))
+        biased = {"q_a_proj", "kv_a_proj_with_mqa"} if bias else ()
+        self.inner = ColumnLinear(b, hidden, dict((queries, vectors)), bias=biased).weight
+        """Of the stream: queries or the small vector that they are made from, and what is cached."""
         self.q_norm = b.norm("q_a_layernorm", q_rank, _EPS) if q_rank else None
-        name, inputs = ("q_b_proj", (1 + self.joined) * q_rank) if q_rank else ("q_proj", hidden)
-        self.q_b = ColumnLinear(b, inputs, {name: q_rows}).weight
-        self.kv_a = b.settled(b.weight("kv_a_proj_with_mqa", (self.latent + self.rotated, hidden), bias=bias))
+        self.q_b = ColumnLinear(b, (1 + self.joined) * q_rank, {"q_b_proj": q_rows}).weight if q_rank else None
         self.kv_norm = b.norm("kv_a_layernorm", self.latent, _EPS)
         rows = Rows(heads * (self.nope + self.value), heads)
-        if c.get("num_key_value_heads", int, heads) != heads:
-            raise c.refuse("num_key_value_heads", f"is not supported (only num_attention_heads = {heads}).")
         up = ColumnLinear(b, self.latent, {"kv_b_proj": rows}).weight
         self.forms = self._apart(up.dense())
         self.site = b.taken(up, self._apart)
@@ -72,44 +74,48 @@ class LatentAttention(Projected):
         tempered = c.architecture == "Mistral4ForCausalLM"
         settings = mistral4_rope(c, self.rotated) if tempered else whole_rope(c, self.rotated)
         kv = KVSpec("latent", 1, self.latent + self.rotated, self.latent)
-        layer, group = b.add_kv(kv)
         self.spec = AttentionSpec(
-            layer=layer,
-            group=group,
+            *b.add_kv(kv),
             heads=self.forms.parts[0].shape[0],
             kv=kv,
-            scale=(self.nope + self.rotated) ** -0.5 * attention_gain(settings) * _widened(hidden, q_rank, scaled),
+            scale=(self.nope + self.rotated) ** -0.5
+            * attention_gain(settings)
+            * (hidden / q_rank if scaled and q_rank else 1.0) ** 0.5,
             rope=make_rope(b, settings, interleaved=_interleaved(c), start=self.latent) if rotates else None,
         )
-        self.wider = _widened(hidden, self.latent, scaled)
+        self.wider = (hidden / self.latent) ** 0.5 if scaled else 1.0
+        self.fresh = self.spec if self.wider != 1.0 else replace(self.spec, k_norm=self.kv_norm)
+        """For vectors as they are made, whose norm attention may take upon itself."""
         self.temper = _temper(c, b, self.spec.heads * (self.nope + self.rotated)) if tempered else None
         self.index = None if index is None else index(b, settings)
 
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
         """Attention of norm(x), before the output matrix; x [T, hidden]."""
         kernels, tokens, heads = ctx.kernels, x.shape[0], self.spec.heads
-        h = x if norm is None else kernels.norm(x, norm)
-        low = h if self.q_a is None else self.q_a.matmul(h, ctx)
-        columns = None
-        if self.joined and self.q_norm is not None:
+        if norm is not None and (self.index is not None or self.gate is not None):
+            x, norm = kernels.norm(x, norm), None  # others read it, too
+        made = self.inner.matmul(x, ctx, norm=norm)
+        before, columns = made.shape[1] - self.latent - self.rotated, None
+        low, latent, rest = made.split([before, self.latent, self.rotated], dim=1)
+        if self.joined and self.q_b is not None and self.q_norm is not None:
             made = self.q_b.matmul(torch.cat((kernels.norm(low, self.q_norm), low), dim=-1), ctx)
             made, columns = made.view(tokens, heads, -1).split([self.nope + self.rotated, self.value], dim=-1)
             q, columns = made.contiguous(), columns.reshape(tokens, -1)
         else:
-            q = self.q_b.matmul(low, ctx, norm=self.q_norm)
+            q = low if self.q_b is None else self.q_b.matmul(low, ctx, norm=self.q_norm)
             q = (q if self.temper is None else self.temper(q, ctx)).view(tokens, heads, -1)
-        kv = self.kv_a.matmul(h, ctx)
-        latent = kernels.norm(kv[:, : self.latent], self.kv_norm)
-        vector = latent if self.wider == 1.0 else latent * self.wider, kv[:, self.latent :]
-        keys = None if self.index is None else self.index.choose(h, low, self.q_norm, ctx)
-        whole = not self._adapted(ctx)
-        values = kernels.attend_unfolded(q, vector, self.forms.parts, self.spec, ctx, keys) if whole else None
+        keys = None if self.index is None else self.index.choose(x, low, self.q_norm, ctx)
+        if self.fresh.k_norm is None:
+            latent = kernels.norm(latent, self.kv_norm) * self.wider
+        given = q, (latent, rest), self.forms.parts, self.fresh, ctx, keys
+        values = None if self._adapted(ctx) else kernels.attend_unfolded(*given)
         if values is None:
             absorbed = self._product(q[..., : self.nope], 0, ctx)
             queries = torch.cat((absorbed, q[..., self.nope :]), dim=-1).view(tokens, -1)
-            mixed = kernels.attend(torch.cat((queries, *vector), dim=-1), self.spec, ctx, keys)
+            latent = latent if self.fresh.k_norm is None else kernels.norm(latent, self.kv_norm)
+            mixed = kernels.attend(torch.cat((queries, latent, rest), dim=-1), self.spec, ctx, keys)
             values = self._product(mixed.view(tokens, heads, self.latent), 1, ctx)
-        gates = columns if self.gate is None else self.gate.matmul(h, ctx)
+        gates = columns if self.gate is None else self.gate.matmul(x, ctx)
         return values.view(tokens, -1) if gates is None else gated(values.view(tokens, -1), gates, ctx)
 
     def _apart(self, up: Tensor) -> Forms:
@@ -134,12 +140,7 @@ class LatentAttention(Projected):
         return y
 
 
-def _widened(hidden: int, width: int, scaled: bool) -> float:
-    return (hidden / width) ** 0.5 if scaled and width else 1.0
-
-
 def _temper(c: ModelConfig, b: Build, width: int) -> Touch:
-    """Queries of this width scaled by position."""
     found = span_temper(c)
     return temper(temperatures(b.max_positions, found.beta, found.span, found.offset).to(b.device), width)
 

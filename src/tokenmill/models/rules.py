@@ -440,6 +440,9 @@ def sarvam(c: ModelConfig) -> dict[str, Any]:
 def check_latent_sizes(c: ModelConfig, nope: int, rotated: int) -> None:
     """Other names of sizes must agree with them. Where the rotated size has another one, Transformers rotates by that;
     in the other families files have leftovers under it."""
+    heads = c.need("num_attention_heads", int)
+    if c.get("num_key_value_heads", int, heads) != heads:
+        raise c.refuse("num_key_value_heads", f"is not supported (only num_attention_heads = {heads}).")
     names = {"qk_head_dim": nope + rotated, "q_head_dim": nope + rotated}
     if c.architecture in (
         "DeepseekV3ForCausalLM",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ triton = pytest.importorskip("triton")
 from paged_batch import PagedBatch  # noqa: E402
 from tests.thinned import covering  # noqa: E402
 
-from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, RopeSpec  # noqa: E402
+from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, NormSpec, RopeSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.attention.heads import multiply_heads  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
@@ -27,25 +29,30 @@ def spec_of(heads, latent, rest, *, rotates, interleaved):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "rotates", "interleaved", "dtype"),
+    ("sizes", "rotates", "interleaved", "normed", "dtype"),
     covering(
-        [(4, 32, 16, 8, 16), (20, 24, 12, 16, 20), (3, 70, 40, 4, 10)], [True, False], [True, False],
+        [(4, 32, 16, 8, 16), (20, 24, 12, 16, 20), (3, 70, 40, 4, 10)], [True, False], [True, False], [True, False],
         [torch.float32, torch.bfloat16],
     ),
 )  # fmt: skip
-def test_like_the_reference(sizes, rotates, interleaved, dtype):
-    """sizes: heads, the latent part, a head's own part of keys, the shared part, values."""
+def test_like_the_reference(sizes, rotates, interleaved, normed, dtype):
+    """sizes: heads, the latent part, a head's own part of keys, the shared part, values. normed: the latent part is to
+    be normed first."""
     torch.manual_seed(1)
     heads, latent, plain, rest, wide = sizes
     spec, kernels = spec_of(heads, latent, rest, rotates=rotates, interleaved=interleaved), TritonKernels()
     kernels._unfolds = False
+    norm = NormSpec(1 + 0.1 * torch.randn(latent).to(dtype), 1e-6)
+    fresh = replace(spec, k_norm=norm) if normed else spec
     up, down = (torch.randn(heads, *shape).to(dtype) / latent**0.5 for shape in ((latent, plain), (wide, latent)))
     ours, theirs = PagedBatch((spec.kv,), kernels, dtype=dtype), PagedBatch((spec.kv,), REFERENCE, dtype=dtype)
     for grants in STEPS:
         tokens = sum(n for _, n in grants)
         q, both = torch.randn(tokens, heads, plain + rest).to(dtype), torch.randn(tokens, latent + rest).to(dtype)
         vector = torch.split(both, [latent, rest], dim=1)
-        found = kernels.attend_unfolded(q, vector, (up, down), spec, ours.step(grants))
+        found = kernels.attend_unfolded(q, vector, (up, down), fresh, ours.step(grants))
+        if normed:
+            both = torch.cat((REFERENCE.norm(vector[0], norm), vector[1]), dim=1)
         queries = torch.cat((REFERENCE.product(q[..., :plain], up), q[..., plain:]), dim=2).flatten(1)
         mixed = REFERENCE.attend(torch.cat((queries, both), dim=1), spec, theirs.step(grants))
         expected = REFERENCE.product(mixed.view(tokens, heads, latent), down)

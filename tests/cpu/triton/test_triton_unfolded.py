@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ triton = pytest.importorskip("triton")
 from paged_batch import PagedBatch  # noqa: E402
 from tests.thinned import covering  # noqa: E402
 
-from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, RopeSpec  # noqa: E402
+from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, NormSpec, RopeSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.attention import unfolded  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
@@ -41,21 +43,25 @@ values; whether keys are rotated."""
 FORMS = [None, KVFormat("int8"), KVFormat("float8_e4m3fn"), KVFormat("int4")]
 
 
-@pytest.mark.parametrize(("case", "stored"), covering(SIZES, FORMS), ids=str)
-def test_like_absorbed_queries(case, stored, monkeypatch):
-    """Heads take turns."""
+@pytest.mark.parametrize(("case", "stored", "normed"), covering(SIZES, FORMS, [True, False]), ids=str)
+def test_like_absorbed_queries(case, stored, normed, monkeypatch):
+    """Heads take turns. normed: the latent part is to be normed first."""
     sizes, rotates = case
     latent, plain, rest, wide = sizes
     torch.manual_seed(latent)
     monkeypatch.setattr(unfolded, "_ROOM", 4 * 200 * (plain + wide) * 2)
     spec, kernels = latent_spec(5, latent, rest, rotates=rotates), TritonKernels()
     parts = torch.randn(5, latent, plain) / latent**0.5, torch.randn(5, wide, latent) / latent**0.5
+    norm = NormSpec(1 + 0.1 * torch.randn(latent), 1e-6)
+    fresh = replace(spec, k_norm=norm) if normed else spec
     ours, theirs = (PagedBatch((spec.kv,), each, stored=stored) for each in (kernels, REFERENCE))
     for grants in STEPS:
         tokens = sum(n for _, n in grants)
         q = torch.randn(tokens, 5, plain + rest)
         vector = torch.randn(tokens, latent), torch.randn(tokens, rest)
-        found = kernels.attend_unfolded(q, vector, parts, spec, ours.step(grants))
+        found = kernels.attend_unfolded(q, vector, parts, fresh, ours.step(grants))
+        if normed:
+            vector = REFERENCE.norm(vector[0], norm), vector[1]
         expected = absorbed(REFERENCE, q, vector, parts, spec, theirs.step(grants))
         assert found is not None and found.shape == (tokens, 5, wide)
         assert torch.allclose(found, expected, atol=2e-2 if stored else 5e-5), (found - expected).abs().max()

@@ -6,6 +6,7 @@ Must not know: models, plans, engines.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -367,17 +368,18 @@ class TritonKernels(ProductKernels):
     ) -> Tensor | None:
         """Long prompts attend to keys and values of heads, and the one new token of other sequences to vectors; a few
         tokens take three launches in all."""
-        up, down = parts
+        (up, down), fresh, spec = parts, spec.k_norm, replace(spec, k_norm=None)
         if self.launch.steady or not serves(spec, ctx):
             return None
         hopper, unfolds = self.launch.hopper, self._unfolds and keys is None and not self.launch.small
         if unfolds and can_unfold(q, (up, down), spec, ctx, hopper=hopper):
-            return self._unfolded(q, torch.cat(tuple(vector), dim=1), (up, down), spec, ctx)
+            latent = vector[0] if fresh is None else self.norm(vector[0], fresh)
+            return self._unfolded(q, torch.cat((latent, vector[1]), dim=1), (up, down), spec, ctx)
         lists = keys is None or ctx.groups[spec.group].paths is None
         if not (lists and self.launch.fuses and can_absorb(q, vector, parts, spec, ctx)):
             return None
         self.count("attend_absorbed")
-        queries = absorb(q, vector, up, spec, ctx, pdl=self.launch.pdl)
+        queries = absorb(q, vector, up, fresh, spec, ctx, pdl=self.launch.pdl)
         mixed = self.attention(queries, spec, ctx, keys).view(q.shape[0], spec.heads, -1)
         return multiply_heads(mixed, down, pdl=self.launch.pdl)
 
@@ -387,7 +389,7 @@ class TritonKernels(ProductKernels):
         """Keys and values of heads are made of the stored vectors."""
         (up, down), pdl = parts, self.launch.pdl
         self.count("attend_unfolded")
-        q = prepare_apart(q.contiguous(), vector, spec, ctx, pdl=pdl)
+        q = prepare_apart(q, vector, spec, ctx, pdl=pdl)
         out = torch.empty((*q.shape[:2], down.shape[1]), dtype=q.dtype, device=q.device)
         arranged = self._stepping.arranged(spec, ctx, q.shape[0], 1)
         attend_unfolded(q, out, parts, spec, ctx, arranged, pdl=pdl, hopper=self.launch.hopper)

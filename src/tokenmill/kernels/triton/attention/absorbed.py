@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.compute.forward import AttentionSpec, ForwardContext
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, NormSpec
 from tokenmill.kernels.triton.attention.heads import MOST, can_multiply_heads, rows_of_tile, tokens_of_tile
 from tokenmill.kernels.triton.attention.latent import serves
 from tokenmill.kernels.triton.attention.paging import product
@@ -42,11 +42,11 @@ def _turned(rows, real, r, position, cos_ptr, sin_ptr, R: tl.constexpr, ROPE: tl
 
 @triton.jit(do_not_specialize=["T", "q_token", "low_token", "high_token"])
 def _absorb_kernel(
-    q_ptr, up_ptr, low_ptr, high_ptr, out_ptr, key_ptr, slot_ptr, position_ptr, cos_ptr, sin_ptr,
-    T, q_token, low_token, high_token, key_block, key_row,
+    q_ptr, up_ptr, low_ptr, high_ptr, gain_ptr, out_ptr, key_ptr, slot_ptr, position_ptr, cos_ptr, sin_ptr,
+    T, q_token, low_token, high_token, key_block, key_row, eps,
     H: tl.constexpr, D: tl.constexpr, L: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr, BT: tl.constexpr,
     BN: tl.constexpr, BD: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr, ROPE: tl.constexpr,
-    INTERLEAVED: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    INTERLEAVED: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     TILES: tl.constexpr = (L + BN - 1) // BN
@@ -56,14 +56,20 @@ def _absorb_kernel(
     there = t < T
     r = tl.arange(0, BR)
     if head == H:  # the programs that store
+        low = tl.arange(0, BL)[None, :]
+        if NORM:
+            gain = tl.load(gain_ptr + low, mask=low < L, other=0.0).to(tl.float32) + OFFSET
         wait(PDL)
         token = tl.program_id(1) * BT + tile
         for at in range(token, tl.minimum(T, (tl.program_id(1) + 1) * BT), TILES):
             one = at + tl.arange(0, 1)
             slot = tl.load(slot_ptr + one)
             page = key_ptr + (slot // SIZE * key_block + slot % SIZE * key_row)[:, None]
-            low = tl.arange(0, BL)[None, :]
             x = tl.load(low_ptr + one[:, None].to(tl.int64) * low_token + low, mask=low < L, other=0.0)
+            if NORM:
+                wide = x.to(tl.float32)
+                wide = wide / tl.sqrt(tl.sum(wide * wide, axis=1)[:, None] / L + eps) * gain
+                x = wide.to(low_ptr.dtype.element_ty)
             tl.store(page + low, x.to(key_ptr.dtype.element_ty), mask=low < L)
             y = _turned(high_ptr + one[:, None].to(tl.int64) * high_token, one < T, r, tl.load(position_ptr + one),
                         cos_ptr, sin_ptr, R, ROPE, INTERLEAVED)  # fmt: skip
@@ -99,22 +105,25 @@ def can_absorb(
 
 
 def absorb(
-    q: Tensor, vector: Sequence[Tensor], up: Tensor, spec: AttentionSpec, ctx: ForwardContext, *, pdl: bool
-) -> Tensor:
+    q: Tensor, vector: Sequence[Tensor], up: Tensor, norm: NormSpec | None, spec: AttentionSpec, ctx: ForwardContext,
+    *, pdl: bool,
+) -> Tensor:  # fmt: skip
     """q [T, H, D + R], vectors' parts [T, L] and [T, R], up [H, L, D] -> queries [T, H, L + R], rotated where keys are;
-    vectors go to their slots."""
+    vectors go to their slots. norm: of the first part."""
     low, high = vector
     tokens, heads = q.shape[:2]
     kv, rope, latent, rest = ctx.kv[spec.layer], spec.rope, up.shape[1], high.shape[1]
     out = torch.empty((tokens, heads, latent + rest), dtype=q.dtype, device=q.device)
     block_t, block_n = tokens_of_tile(tokens), rows_of_tile(heads, latent)
     _absorb_kernel[((heads + 1) * triton.cdiv(latent, block_n), triton.cdiv(tokens, block_t))](
-        q, up, low, high, out, kv.key, ctx.groups[spec.group].slots, ctx.positions,
-        None if rope is None else rope.cos, None if rope is None else rope.sin,
+        q, up, low, high, None if norm is None else norm.weight, out, kv.key, ctx.groups[spec.group].slots,
+        ctx.positions, None if rope is None else rope.cos, None if rope is None else rope.sin,
         tokens, q.stride(0), low.stride(0), high.stride(0), kv.key.stride(0), kv.key.stride(2),
+        0.0 if norm is None else norm.eps,
         H=heads, D=up.shape[2], L=latent, R=rest, SIZE=ctx.block_size, BT=block_t, BN=block_n,
         BD=max(16, pow2(up.shape[2])), BL=pow2(latent), BR=pow2(rest), ROPE=rope is not None,
-        INTERLEAVED=rope is not None and rope.interleaved, WIDE=INTERPRETED or q.dtype == torch.float32, PDL=pdl,
+        INTERLEAVED=rope is not None and rope.interleaved, NORM=norm is not None,
+        OFFSET=0.0 if norm is None else norm.offset, WIDE=INTERPRETED or q.dtype == torch.float32, PDL=pdl,
         num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out

@@ -118,7 +118,7 @@ def prepare_apart(q: Tensor, vector: Tensor, spec: AttentionSpec, ctx: ForwardCo
     """q [T, H, D] that are not absorbed, rotated at their end where keys are; the vector [T, Dk] goes to its slot."""
     _prepare(vector, 0, spec.kv.value_dim, True, spec, ctx, pdl)
     plain = q.shape[2] - (spec.kv.key_dim - spec.kv.value_dim)
-    return _prepare(q.view(q.shape[0], -1), q.shape[1], plain, False, spec, ctx, pdl)
+    return _prepare(q.flatten(1), q.shape[1], plain, False, spec, ctx, pdl)
 
 
 def _prepare(
@@ -313,8 +313,8 @@ def latent_config(
     """(rows, BN, splits, warps, stages); one: every sequence has one new token; size: bytes of a number of q; whole:
     vectors are not scaled within a tile, which passes through shared memory in float32 else.
 
-    Many new tokens: as many rows share a tile of vectors as fit beside it. One: a program's time is what it waits for
-    memory, so tiles are long, and rows only as many as leave a multiprocessor for each program (measured on an H200)."""
+    Many new tokens: as many rows share a tile of vectors as fit beside it. One: a program waits for memory most of its
+    time, so tiles are long, and rows as few as leave a multiprocessor for each program (measured on an H200)."""
     if INTERPRETED:
         return 16, 16, 2, 4, 1
     width = pow2(spec.kv.value_dim) + pow2(spec.kv.key_dim - spec.kv.value_dim)

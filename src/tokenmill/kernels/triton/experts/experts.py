@@ -201,7 +201,7 @@ def one_up(
 
 
 def up_config(inner: int, scaling: int) -> tuple[int, int, int]:
-    """(BN, BK, warps): measured on an H200. Rows that a tile holds are asked for at once, longer ones in even pieces."""
+    """(BN, BK, warps): measured on an H200. Rows are asked for at once, or in even pieces if they are long."""
     if INTERPRETED:
         return 8, 64, 1
     if scaling:
