@@ -303,11 +303,15 @@ class RouteSpec:
     logits do not). groups > 1: only experts of the best `top_groups` groups compete (group score: max, or sum of its
     two best if `group_sum2`). `bias` is added for choosing only. `normalise`: gates are divided by
     max(their sum, `floor`) + `eps`, but for "topk_softmax", whose sum is 1. They are multiplied by `scale` last.
+
+    order "sparsemixer": the best logits are chosen one after the other, and a gate is its expert's softmax among those
+    that are left and near it: (best - logit) / max(|logit|, best) is at most 2 * `jitter`. There are no groups, and
+    nothing is normalised.
     """
 
     experts: int
     top_k: int
-    order: Literal["softmax_topk", "topk_softmax", "sigmoid_topk", "topk_sigmoid"] = "softmax_topk"
+    order: Literal["softmax_topk", "topk_softmax", "sigmoid_topk", "topk_sigmoid", "sparsemixer"] = "softmax_topk"
     normalise: bool = True
     scale: float = 1.0
     groups: int = 1
@@ -316,6 +320,7 @@ class RouteSpec:
     bias: Tensor | None = None
     eps: float = 1e-20
     floor: float = 0.0
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from tokenmill.kernels import row_stable
 
 def route(logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
     """logits [T, E] -> expert ids [T, k] (int64) and gates [T, k] (float32), best first."""
+    if spec.order == "sparsemixer":
+        return _one_by_one(logits, spec)
     softmax, late = "softmax" in spec.order, spec.order.startswith("topk")
     score = row_stable.softmax if softmax else row_stable.sigmoid
     scores = logits if late else score(logits)
@@ -20,6 +22,18 @@ def route(logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
     if spec.normalise and not (softmax and late):
         gates = gates / (row_stable.sum_last(gates).clamp(min=spec.floor) + spec.eps)
     return ids, gates * spec.scale
+
+
+def _one_by_one(logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
+    """The best logits, each weighed among those that are left and near it."""
+    ids, gates, left = _largest(logits, spec.top_k), [], logits
+    for at in ids.split(1, dim=-1):
+        best = logits.gather(-1, at)
+        far = (best - logits) / torch.maximum(logits.abs(), best) > 2.0 * spec.jitter
+        near = torch.exp(left.masked_fill(far, float("-inf")) - best)
+        gates.append(1.0 / row_stable.sum_last(near))
+        left = left.scatter(-1, at, float("-inf"))
+    return ids, torch.cat(gates, -1) * spec.scale
 
 
 def _largest(x: Tensor, count: int) -> Tensor:

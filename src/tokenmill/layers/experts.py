@@ -6,7 +6,7 @@ group a rank has some columns of the first matrices and some rows of the second 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,20 +23,16 @@ from tokenmill.parallel.experts import first_placement
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.quant.detect import Share
 
-RouteByHand = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""logits [T, E] -> ids [T, k] and gates [T, k] in float32."""
-
 ExpertWeights = tuple[list[Weight], list[Weight]]
 """gate_up and down, one of each per expert."""
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What a RouteSpec does not say. wide: the router's logits are float32, whatever the compute dtype. by_hand:
-    another way to choose. inputs: gates multiply an expert's input, not its output."""
+    """What a RouteSpec does not say. wide: the router's logits are float32, whatever the compute dtype. inputs: gates
+    multiply an expert's input, not its output."""
 
     wide: bool = False
-    by_hand: RouteByHand | None = None
     inputs: bool = False
 
 
@@ -130,7 +126,7 @@ class Experts:
         self.shared_gate = None if shared is None or shared.gate is None else b.settled(shared.gate)
         beside = None if self.shared is None else (self.shared.up.weight, self.shared.output.weight)
         odd = self.shared is not None and self.shared.act != act
-        apart = self.routing.by_hand is not None or self.routing.inputs or (odd and self.shared_gate is None)
+        apart = self.routing.inputs or (odd and self.shared_gate is None)
         placed = None if self.chosen.placed is None else self.chosen.placed.slots_for
         mixture = Mixture(
             self.router, route, *weights, act, beside, self.shared_gate,
@@ -193,8 +189,8 @@ class Experts:
 
     def _routed(self, h: Tensor, ctx: ForwardContext) -> Tensor:
         """The routed experts' part [T, hidden]."""
-        logits, by_hand = self.router.matmul(h.float() if self.routing.wide else h, ctx), self.routing.by_hand
-        ids, gates = ctx.kernels.route(logits, self.route) if by_hand is None else by_hand(logits)
+        logits = self.router.matmul(h.float() if self.routing.wide else h, ctx)
+        ids, gates = ctx.kernels.route(logits, self.route)
         if not self.routing.inputs:
             return self.chosen.part(h, ids, gates, ctx)
         each = (h[:, None].float() * gates[:, :, None]).to(h.dtype).flatten(0, 1)
@@ -205,27 +201,6 @@ class Experts:
         for j in range(1, ids.shape[1]):
             total = total + y[:, j]
         return total.contiguous()
-
-
-def sparsemixer(jitter: float) -> RouteByHand:
-    """Choose two experts, one after the other. An expert's gate is its softmax among those whose logits are near to its
-    own.
-
-    Near: (best - logit) / max(|logit|, best) is at most 2 * jitter. The second choice excludes the first."""
-
-    def route(logits: Tensor) -> tuple[Tensor, Tensor]:
-        logits = logits.float()
-        left, ids, gates = logits, [], []
-        for _ in range(2):
-            best, at = left.max(-1, keepdim=True)
-            far = (best - logits) / torch.maximum(logits.abs(), best) > 2.0 * jitter
-            near = torch.exp(left.masked_fill(far, float("-inf")) - best)
-            gates.append(near.gather(-1, at) / near.sum(-1, keepdim=True))
-            ids.append(at)
-            left = left.scatter(-1, at, float("-inf"))
-        return torch.cat(ids, -1), torch.cat(gates, -1)
-
-    return route
 
 
 def load_experts(

@@ -173,7 +173,7 @@ class Feed:
 class Route:
     """How tokens choose experts; see RouteSpec."""
 
-    order: Literal["softmax_topk", "topk_softmax", "sigmoid_topk", "topk_sigmoid"] = "softmax_topk"
+    order: Literal["softmax_topk", "topk_softmax", "sigmoid_topk", "topk_sigmoid", "sparsemixer"] = "softmax_topk"
     normalise: Switch = True
     scale: str = ""
     bias: str = ""
@@ -182,8 +182,6 @@ class Route:
     grouped: bool = False
     wide: bool = False
     """The router's logits are float32, whatever the compute dtype."""
-    sparsemixer: bool = False
-    """Two experts, chosen as `layers/experts.py: sparsemixer` says."""
     inputs: bool = False
     """Gates multiply an expert's input."""
     score: str = ""

@@ -19,7 +19,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.layers.attention import Attention, Heads, alibi_slopes, attention_spec, local_heads
 from tokenmill.layers.block import Block, Stream, through
 from tokenmill.layers.build import Build
-from tokenmill.layers.experts import Experts, Routing, Shared, load_experts, sparsemixer
+from tokenmill.layers.experts import Experts, Routing, Shared, load_experts
 from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows
 from tokenmill.layers.mlp import MLP, ByHand, gated_by, xielu
 from tokenmill.layers.qkv_touches import Touch, clip, own_norms, row_norms, scale_values, temper, temperatures, turn
@@ -255,12 +255,7 @@ def make_mixture(c: ModelConfig, b: Build, at: Build, row: Mix, feed: Feed, inde
     place = inside.at(row.experts) if row.experts else inside
     weights = (row.load or load_experts)(place, route, hidden, inner, row.names)
     shared = _shared(c, inside, at, row.shared, feed, act)
-    choose = None
-    if row.route.sparsemixer:
-        if route.top_k != 2:
-            raise ModelError(f"config.json: '{row.top_k[0]}' = {route.top_k} is not supported in {c.architecture}.")
-        choose = sparsemixer(c.get("router_jitter_noise", float, 0.01, low=0.0))
-    routing = Routing(row.route.wide, choose, row.route.inputs)
+    routing = Routing(row.route.wide, row.route.inputs)
     made = Experts(b, router, route, weights, act, shared=shared, routing=routing)
     mean = row.shared.mean if row.shared is not None and shared is not None else ""
     return Halved(made) if mean and c.choice(mean, {"average": True, "sum": False}, "average") else made
@@ -300,7 +295,7 @@ def _of_layer(c: ModelConfig, names: tuple[str, ...], index: int) -> ModelConfig
     return ModelConfig(data, architecture=c.architecture)
 
 
-_Order = Literal["softmax_topk", "topk_softmax", "sigmoid_topk", "topk_sigmoid"]
+_Order = Literal["softmax_topk", "topk_softmax", "sigmoid_topk", "topk_sigmoid", "sparsemixer"]
 _SCORES: dict[str, str] = {"softmax": "topk_softmax", "sigmoid": "topk_sigmoid"}
 
 
@@ -314,6 +309,8 @@ def _route(c: ModelConfig, b: Build, row: Mix, count: int) -> RouteSpec:
     if count % groups or top_k > count // groups * top_groups or (route.grouped and count // groups < 2):
         raise c.refuse("n_group", f"and 'topk_group' do not share out {count} experts, '{row.top_k[0]}' = {top_k}.")
     order: _Order = route.order
+    if order == "sparsemixer" and top_k != 2:
+        raise ModelError(f"config.json: '{row.top_k[0]}' = {top_k} is not supported in {c.architecture}.")
     if route.score:
         order = cast(_Order, c.choice(route.score, _SCORES, "softmax"))
     return RouteSpec(
@@ -328,6 +325,7 @@ def _route(c: ModelConfig, b: Build, row: Mix, count: int) -> RouteSpec:
         bias=_flat(b, route.bias, count) if route.bias else None,
         eps=route.eps,
         floor=c.get(route.floor, float, 1e-12, low=0.0) if route.floor else 0.0,
+        jitter=c.get("router_jitter_noise", float, 0.01, low=0.0) if order == "sparsemixer" else 0.0,
     )
 
 

@@ -132,7 +132,7 @@ ROWS: dict[str, Family] = {
         Shape(
             attend=Attend(bias="attention_bias", layer=rules.windowed, rope=positions.phimoe_rope),
             norms=Norms("layer", "rms_norm_eps"),
-            mix=replace(_MIXTRAL, at=("block_sparse_moe", "mlp"), route=Route(sparsemixer=True)),
+            mix=replace(_MIXTRAL, at=("block_sparse_moe", "mlp"), route=Route(order="sparsemixer")),
             outside=Outside(head_bias="lm_head_bias"),
         ),
         "Phi-3.5-MoE",

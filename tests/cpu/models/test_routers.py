@@ -19,7 +19,6 @@ from torch import Tensor
 
 from tokenmill.compute.forward import RouteSpec
 from tokenmill.kernels.reference import ReferenceKernels
-from tokenmill.layers.experts import sparsemixer
 
 ROUTER = re.compile(r"(Router|MoEV1Gate)$")
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "ffn_config")
@@ -98,7 +97,7 @@ def theirs(router: Any, block: Any, logits: Tensor, bias: Tensor | None) -> Tens
     return torch.zeros_like(logits).scatter(1, ids, gates.float())
 
 
-def made(name: str, folder: Any) -> tuple[Any, Any, RouteSpec | None]:
+def made(name: str, folder: Any) -> tuple[Any, Any, RouteSpec]:
     """(router, the module around it, how ours chooses)."""
     model, config, tensors = FAMILIES[name].make(folder)
     at = next((at for at, module in model.named_modules() if ROUTER.search(type(module).__name__)), None)
@@ -107,7 +106,7 @@ def made(name: str, folder: Any) -> tuple[Any, Any, RouteSpec | None]:
     modules, kernels = dict(model.named_modules()), Watched()
     mine = load(config, tensors, kernels=kernels)
     ours(mine, {"a": [3]}, [[("a", 1)]], kernels)
-    router, spec = modules[at], kernels.specs[0] if kernels.specs else None
+    router, spec = modules[at], kernels.specs[0]
     with torch.no_grad():
         matrix = matrix_of(router)
         matrix.copy_(torch.eye(*matrix.shape))
@@ -128,15 +127,11 @@ def backends() -> dict[str, Any]:
 @pytest.mark.parametrize("name", [n for n in FAMILIES if not n.startswith("gemma4")])
 def test_the_same_experts_with_the_same_gates(name, tmp_path):
     router, block, spec = made(name, tmp_path)
-    experts = matrix_of(router).shape[0] if spec is None else spec.experts
-    bias = None if spec is None else bias_for(router, spec)
-    for kind, logits in logits_of(experts).items():
+    bias = bias_for(router, spec)
+    for kind, logits in logits_of(spec.experts).items():
         expected = theirs(router, block, logits, bias)
         for backend, kernels in backends().items():
-            if spec is None:  # Phi-3.5-MoE's choice is no RouteSpec
-                ids, gates = sparsemixer(FAMILIES[name].config.router_jitter_noise)(logits)
-            else:
-                ids, gates = kernels.route(logits, replace(spec, bias=bias))
+            ids, gates = kernels.route(logits, replace(spec, bias=bias))
             found = torch.zeros_like(logits).scatter(1, ids, gates)
             told = f"{backend}, {kind} logits"
             torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-30, msg=lambda m, told=told: f"{told}: {m}")

@@ -33,12 +33,13 @@ ROUTES = {
         24, 4, order="sigmoid_topk", groups=4, top_groups=2, group_sum2=True, bias=torch.randn(24) * 0.1, scale=1.5
     ),
     "sigmoids of the best": RouteSpec(16, 3, order="topk_sigmoid", eps=0.0),
+    "one by one": RouteSpec(16, 2, order="sparsemixer", jitter=0.3),
     "raw sigmoids": RouteSpec(16, 1, order="topk_sigmoid", normalise=False),
     "biased sigmoids": RouteSpec(12, 4, order="topk_sigmoid", bias=torch.randn(12), eps=1e-6, scale=1.5),
     "a little more": RouteSpec(12, 4, order="sigmoid_topk", bias=torch.randn(12) * 0.1, eps=1e-6),
     "at least": RouteSpec(12, 4, bias=torch.randn(12) * 2, eps=0.0, floor=1e-12),
 }
-SOME = ["softmax", "biased", "sums of two", "sigmoids of the best", "biased sigmoids", "at least"]
+SOME = ["softmax", "biased", "sums of two", "sigmoids of the best", "biased sigmoids", "at least", "one by one"]
 
 
 @pytest.mark.parametrize("name", ROUTES)

@@ -371,7 +371,11 @@ class CpuKernels(ReferenceKernels):
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
         """logits [T, E] -> expert ids and gates [T, k]."""
         kind, bias = TYPES.get(logits.dtype), spec.bias
-        if kind is None or (bias is not None and not (bias.dtype == torch.float32 and bias.is_contiguous())):
+        if (
+            kind is None
+            or spec.order == "sparsemixer"
+            or (bias is not None and not (bias.dtype == torch.float32 and bias.is_contiguous()))
+        ):
             self.count("route", fallback=True)
             return super().route(logits, spec)
         self.count("route")

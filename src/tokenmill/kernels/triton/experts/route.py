@@ -22,7 +22,7 @@ NEAR_NEXT = 20 << 20
 _PARTS = 132
 SHARED_PLAIN, SHARED_GATED = 1, 2
 """An expert that every token visits stands behind those that are chosen: with gate 1, with the router's last row."""
-_ORDERS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid_topk": 2, "topk_sigmoid": 3}
+_ORDERS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid_topk": 2, "topk_sigmoid": 3, "sparsemixer": 5}
 """Odd ones choose by logits."""
 
 
@@ -96,10 +96,19 @@ def _weighed(
         gates = gates / tl.sum(tl.where(chosen, gates, 0.0), axis=0)
     elif ORDER == 3:
         gates = sigmoid(scores)
-    if NORMALISE and ORDER != 1:
+    if NORMALISE and ORDER != 1 and ORDER != 5:
         whole = tl.sum(tl.where(chosen, gates, 0.0), axis=0)
         gates = gates / (tl.where(whole < FLOOR, FLOOR, whole) + EPS)
     return gates * scale
+
+
+@triton.jit
+def _share_of_near(logits, free, at, e, JITTER: tl.constexpr):
+    """The softmax of an expert among those that are free and near it."""
+    best = tl.sum(tl.where(e == at, logits, 0.0), axis=0)
+    size = tl.abs(logits)
+    far = (best - logits) / tl.where(size > best, size, best) > 2.0 * JITTER
+    return 1.0 / tl.sum(tl.where(free & (far == 0), tl.exp(logits - best), 0.0), axis=0)
 
 
 @triton.jit
@@ -119,9 +128,13 @@ def _pick_experts(
     chosen = tl.zeros((BT,), dtype=tl.float32)
     for j in tl.static_range(TOP):
         best = _lowest_best(choice, free, e)
+        if ORDER == 5:
+            score = _share_of_near(scores, free, best, e, EPS)
+        else:
+            score = tl.sum(tl.where(e == best, scores, 0.0), axis=0)
         free = free & (e != best)
         ids = tl.where(t == j, best, ids)
-        chosen = tl.where(t == j, tl.sum(tl.where(e == best, scores, 0.0), axis=0), chosen)
+        chosen = tl.where(t == j, score, chosen)
     return ids, _weighed(chosen, t < TOP, scale, ORDER, NORMALISE, EPS, FLOOR)
 
 
@@ -149,7 +162,7 @@ def _choose(
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
     """Store a token's best experts and their gates, by whichever of the two takes less time."""
-    if GROUPS == 1 and BE <= 128:
+    if GROUPS == 1 and BE <= 128 and ORDER != 5:
         place, gate = _rank(logits, scale, E, BE, TOP, ORDER, NORMALISE, EPS, FLOOR, bias_ptr, BIAS)
         tl.store(ids + place, tl.arange(0, BE), mask=place < TOP)
         tl.store(gates + place, gate, mask=place < TOP)
@@ -206,7 +219,8 @@ def constants(spec: RouteSpec, shared: int = 0) -> dict[str, object]:
     """What kernels that choose must know when they are compiled; shared: see SHARED_PLAIN and SHARED_GATED."""
     return {
         "E": spec.experts, "BE": pow2(spec.experts), "TOP": spec.top_k, "BT": pow2(spec.top_k),
-        "ORDER": _ORDERS[spec.order], "NORMALISE": spec.normalise, "EPS": spec.eps, "FLOOR": spec.floor,
+        "ORDER": _ORDERS[spec.order], "NORMALISE": spec.normalise, "FLOOR": spec.floor,
+        "EPS": spec.jitter if spec.order == "sparsemixer" else spec.eps,
         "BIAS": spec.bias is not None,
         "GROUPS": spec.groups, "TOP_GROUPS": spec.top_groups, "SUM2": spec.group_sum2, "BG": pow2(spec.groups),
         "SHARED": shared,
