@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Act = Literal["silu", "gelu", "gelu_tanh", "relu", "silu_mul", "gelu_mul", "gelu_tanh_mul", "relu2", "oai_swiglu"]
 """`*_mul` and `oai_swiglu` take [gate | up] concatenated on the last dimension and halve it."""
-GateAct = Literal["silu", "sigmoid", "softplus"]
+GateAct = Literal["silu", "sigmoid", "softplus", "relu", "relu2"]
 """What a gate may be turned into before it multiplies."""
 
 

@@ -318,7 +318,8 @@ class Kernels(RoundsLines, Protocol):
         ...
 
     def activate(self, x: Tensor, act: Act | GateAct, gate: Tensor | None = None) -> Tensor:
-        """act(x) [T, D], or [T, D / 2] for the kinds whose x contains a gate. With a gate [T, D]: act(gate) x."""
+        """act(x) [T, D], or [T, D / 2] for the kinds whose x contains a gate. With a gate [T, D / n]: act(gate) x;
+        each number gates n columns."""
         ...
 
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:

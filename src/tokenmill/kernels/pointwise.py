@@ -49,6 +49,17 @@ def _plain_activation(x: Tensor, act: str) -> Tensor:
     raise AssertionError(f"unknown activation {act}")
 
 
+def gate(x: Tensor, act: str, by: Tensor) -> Tensor:
+    """act(by) x: x [T, D], by [T, D / n], whose numbers are for n columns each."""
+    opened = by.float()
+    if act == "softplus":
+        opened = row_stable.softplus(opened)
+    else:
+        opened = row_stable.sigmoid(opened) if act == "sigmoid" else _plain_activation(opened, act)
+    times = x.shape[1] // by.shape[1]
+    return (x.float() * (opened if times == 1 else opened.repeat_interleave(times, dim=1))).to(x.dtype)
+
+
 def prepare_heads(x: Tensor, width: int, spec: NormSpec | None, rope: RopeSpec | None, positions: Tensor) -> Tensor:
     """x [T, heads * width] -> [T, heads, width], normed (per head, or whole if the weight is that long), rotated."""
     if spec is not None:
@@ -71,17 +82,13 @@ def rotate(x: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
     return torch.cat((x[..., : rope.start], turned.to(x.dtype), x[..., stop:]), dim=-1)
 
 
-def gated_norm(
-    x: Tensor, gate: Tensor, spec: NormSpec | None, size: int, *, first: bool = False, act: str = "silu"
-) -> Tensor:
+def gated_norm(x: Tensor, gate: Tensor, spec: NormSpec, size: int, *, first: bool = False, act: str = "silu") -> Tensor:
     """x and gate [T, D] -> act(gate) norm(x), or norm(act(gate) x). Every `size` numbers of a row are normed alone."""
     pieces, gates = x.float().reshape(-1, size), gate.float().reshape(-1, size)
     if act == "softplus":
         gates = row_stable.softplus(gates)
     else:
         gates = (gates if act == "silu" else 1.0) * row_stable.sigmoid(gates)
-    if spec is None:
-        return (pieces * gates).view(len(x), -1).to(x.dtype)
     pieces = pieces * gates if first else pieces
     pieces = pieces / torch.sqrt(row_stable.sum_last(pieces * pieces) / size + spec.eps)
     y = pieces.view(len(x), -1, spec.weight.shape[0]) * (spec.weight.float() + spec.offset)

@@ -176,9 +176,9 @@ class ReferenceKernels:
 
     def activate(self, x: Tensor, act: Act | GateAct, gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
-        if gate is not None:
-            return self.gated_norm(x, gate, None, x.shape[1], act=act)
         self.count("activate")
+        if gate is not None:
+            return pointwise.gate(x, act, gate)
         return pointwise.activate(x.float(), act).to(x.dtype)
 
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
@@ -248,13 +248,13 @@ class ReferenceKernels:
         self,
         x: Tensor,
         gate: Tensor,
-        spec: NormSpec | None,
+        spec: NormSpec,
         size: int,
         *,
         first: bool = False,
         act: str = "silu",
     ) -> Tensor:
-        """Where norm and activate have a gate: x and gate [T, D] -> act(gate) norm(x), or norm(act(gate) x)."""
+        """Where norm has a gate: x and gate [T, D] -> act(gate) norm(x), or norm(act(gate) x)."""
         self.count("gated_norm")
         return pointwise.gated_norm(x, gate, spec, size, first=first, act=act)
 

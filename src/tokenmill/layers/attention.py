@@ -167,16 +167,10 @@ class Attention(Projected):
             qkv = touch(qkv, ctx)
         mixed = ctx.kernels.attend(qkv, self.spec, ctx)
         if gate is not None:
-            mixed = gated(mixed, gate, ctx, self.gate_act)
+            mixed = ctx.kernels.activate(mixed, self.gate_act, gate)
         if self.within is not None:
             mixed = ctx.kernels.norm(mixed, self.within)
         return mixed
-
-
-def gated(mixed: Tensor, gate: Tensor, ctx: ForwardContext, act: GateAct = "sigmoid") -> Tensor:
-    """mixed [T, D] times act of gate [T, D], or of gate [T, heads], which has a number for each head."""
-    times = mixed.shape[1] // gate.shape[1]
-    return ctx.kernels.activate(mixed, act, gate if times == 1 else gate.repeat_interleave(times, dim=1))
 
 
 def separate_qkv(b: Build, hidden: int, heads: Heads, *, bias: bool = False) -> ColumnLinear:

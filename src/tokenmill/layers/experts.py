@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.compute.forward import Act, ForwardContext, Mixture, NormSpec, RouteSpec, Weight
+from tokenmill.compute.forward import Act, ForwardContext, FusedMixture, Mixture, NormSpec, RouteSpec, Weight
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import Rows, local_columns
@@ -124,6 +124,8 @@ class Experts:
         self.routing = routing or Routing()
         self.shared = None if shared is None else shared.mlp
         self.shared_gate = None if shared is None or shared.gate is None else b.settled(shared.gate)
+        self.gates_first = b.adapters is None
+        """The gate multiplies what the last matrix reads, and needs no sum of its own. (Adapters may bring a bias.)"""
         beside = None if self.shared is None else (self.shared.up.weight, self.shared.output.weight)
         odd = self.shared is not None and self.shared.act != act
         apart = self.routing.inputs or (odd and self.shared_gate is None)
@@ -148,43 +150,50 @@ class Experts:
             y = self._gathered(x if norm is None else ctx.kernels.norm(x, norm), ctx)
         elif self.group.size > 1:
             return self.group.all_reduce(self.part(x, ctx, norm), residual)
-        elif self.fused is not None and self.shared_gate is None:
-            return self.fused(x, ctx, norm=norm, residual=residual, ahead=self.following.weight)
+        elif self.fused is not None:
+            return self._as_one(self.fused, x, ctx, norm, residual)
         else:
             y = self.part(x, ctx, norm)
         return y if residual is None else ctx.kernels.add(residual, y)
 
     def part(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
         """This rank's part of experts(norm(x)), if ranks add up their parts."""
-        if self.fused is not None and self.shared_gate is None:
-            return self.fused(x, ctx, norm=norm, ahead=self.following.weight)
-        kernels = ctx.kernels
-        h = x if norm is None else kernels.norm(x, norm)
-        y = self._routed(h, ctx) if self.fused is None else self.fused(h, ctx, ahead=self.shared_gate)
+        if self.fused is not None:
+            return self._as_one(self.fused, x, ctx, norm, None)
+        h = x if norm is None else ctx.kernels.norm(x, norm)
+        y = self._routed(h, ctx)
+        return y if self.shared is None else self._beside(self.shared.inside(h, ctx), h, ctx, y)
+
+    def _as_one(
+        self, fused: FusedMixture, x: Tensor, ctx: ForwardContext, norm: NormSpec | None, residual: Tensor | None
+    ) -> Tensor:
+        """residual + experts(norm(x)) by the backend's own form, which adds shared experts that have no gate."""
         if self.shared is not None and self.shared_gate is not None:
-            share = 1.0 / (1.0 + torch.exp(-self.shared_gate.matmul(h, ctx).float()))
-            beside = self.shared.output.weight.matmul(self.shared.inside(h, ctx), ctx)
-            y = kernels.add(y, (beside.float() * share).to(y.dtype))
-        elif self.shared is not None:
-            y = self.shared.output.weight.matmul(self.shared.inside(h, ctx), ctx, residual=y)
-        return y
+            x, norm = (x if norm is None else ctx.kernels.norm(x, norm)), None
+            residual = self._beside(self.shared.inside(x, ctx), x, ctx, residual)
+        return fused(x, ctx, norm=norm, residual=residual, ahead=self.following.weight)
+
+    def _beside(self, inside: Tensor, h: Tensor, ctx: ForwardContext, residual: Tensor | None) -> Tensor:
+        """residual + gate(h) * what the shared experts make of the input of their last matrix."""
+        assert self.shared is not None
+        kernels, last = ctx.kernels, self.shared.output.weight
+        if self.shared_gate is None:
+            return last.matmul(inside, ctx, residual=residual)
+        gate = self.shared_gate.matmul(h, ctx)
+        if self.gates_first:
+            return last.matmul(kernels.activate(inside, "sigmoid", gate), ctx, residual=residual)
+        y = kernels.activate(last.matmul(inside, ctx), "sigmoid", gate)
+        return y if residual is None else kernels.add(residual, y)
 
     def _gathered(self, h: Tensor, ctx: ForwardContext) -> Tensor:
         """Routed and shared experts [T, hidden] in an exact group: computes this rank's columns, then gathers all."""
-        kernels = ctx.kernels
         y = self._routed(h, ctx)
         if self.chosen.by_expert:  # the routed experts are already complete
             if self.shared is None:
                 return y
             y = local_columns(y, self.group).contiguous()
         if self.shared is not None:
-            within = self.shared.output.whole(self.shared.inside(h, ctx))
-            last = self.shared.output.weight
-            if self.shared_gate is not None:
-                share = 1.0 / (1.0 + torch.exp(-self.shared_gate.matmul(h, ctx).float()))
-                y = kernels.add(y, (last.matmul(within, ctx).float() * share).to(y.dtype))
-            else:
-                y = last.matmul(within, ctx, residual=y)
+            y = self._beside(self.shared.output.whole(self.shared.inside(h, ctx)), h, ctx, y)
         return self.group.all_gather(y)
 
     def _routed(self, h: Tensor, ctx: ForwardContext) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenmill.compute.forward import Act, ForwardContext, NormSpec
+from tokenmill.compute.forward import Act, ForwardContext, GateAct, NormSpec
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
@@ -63,12 +63,12 @@ def plain_mlp(
     return MLP(up, RowLinear(b, inner, hidden, names[1], bias=bias, transposed=transposed), act)
 
 
-def gated_by(act: Act) -> ByHand:
+def gated_by(act: GateAct) -> ByHand:
     """act(gate) * up for an activation that has no gated kernel."""
 
     def activated(x: Tensor, ctx: ForwardContext) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
-        return ctx.kernels.activate(gate.contiguous(), act) * up
+        return ctx.kernels.activate(up, act, gate)
 
     return activated
 

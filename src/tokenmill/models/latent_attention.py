@@ -13,7 +13,6 @@ from torch import Tensor
 
 from tokenmill.compute.adapters import Forms
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec
-from tokenmill.layers.attention import gated
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
@@ -116,7 +115,8 @@ class LatentAttention(Projected):
             mixed = kernels.attend(torch.cat((queries, latent, rest), dim=-1), self.spec, ctx, keys)
             values = self._product(mixed.view(tokens, heads, self.latent), 1, ctx)
         gates = columns if self.gate is None else self.gate.matmul(x, ctx)
-        return values.view(tokens, -1) if gates is None else gated(values.view(tokens, -1), gates, ctx)
+        values = values.view(tokens, -1)
+        return values if gates is None else kernels.activate(values, "sigmoid", gates)
 
     def _apart(self, up: Tensor) -> Forms:
         """kv_b_proj [heads * (keys + values), latent]: what carries queries into the latent space, and values out."""

@@ -13,7 +13,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from tokenmill.compute.forward import Act, ForwardContext, NormSpec, RopeSpec, RouteSpec
+from tokenmill.compute.forward import Act, ForwardContext, GateAct, NormSpec, RopeSpec, RouteSpec
 from tokenmill.compute.model import Group
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.attention import Attention, Heads, alibi_slopes, attention_spec, local_heads
@@ -218,7 +218,7 @@ def make_feed(c: ModelConfig, at: Build, row: Feed, norms: Norms) -> MLP:
     elif row.learned and c.get(row.act, str, "") == "xielu":
         by_hand = xielu(b)
     elif row.gated and activation(c, row.act, "silu") in ("relu", "relu2"):
-        by_hand = gated_by(cast(Act, activation(c, row.act, "silu")))
+        by_hand = gated_by(cast(GateAct, activation(c, row.act, "silu")))
     else:
         act = read_act(c, gated=row.gated, default="silu", key=row.act)
     within = None

@@ -146,14 +146,22 @@ def test_short_conv(taps, silu, bias):
     assert kernels.counters()["short_conv"]["fallbacks"] == 0
 
 
-@pytest.mark.parametrize(("width", "size", "weights"), [(48, 12, 12), (48, 24, 48), (40, 40, 40), (36, 12, 0)])
+@pytest.mark.parametrize(("width", "size", "weights"), [(48, 12, 12), (48, 24, 48), (40, 40, 40)])
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("act", ["silu", "sigmoid", "softplus"])
 def test_gated_norm(width, size, weights, first, act):
-    spec = NormSpec(torch.randn(weights), 1e-5) if weights else None
+    spec = NormSpec(torch.randn(weights), 1e-5)
     x, gate = torch.randn(7, width + 3)[:, :width], torch.randn(7, width)
     mine = TritonKernels().gated_norm(x, gate, spec, size, first=first, act=act)
     torch.testing.assert_close(mine, ReferenceKernels().gated_norm(x, gate, spec, size, first=first, act=act))
+
+
+@pytest.mark.parametrize("act", ["silu", "sigmoid", "softplus", "relu2"])
+@pytest.mark.parametrize("numbers", [36, 9, 1])
+def test_gate(act, numbers):
+    kernels, x, gate = TritonKernels(), torch.randn(5, 40)[:, :36], torch.randn(5, 40)[:, :numbers]
+    torch.testing.assert_close(kernels.activate(x, act, gate), ReferenceKernels().activate(x, act, gate))
+    assert kernels.counters() == {"activate": {"calls": 1, "fallbacks": 0}}
 
 
 @pytest.mark.parametrize("steady", [False, True])

@@ -279,7 +279,7 @@ class CpuKernels(ReferenceKernels):
         self,
         x: Tensor,
         gate: Tensor,
-        spec: NormSpec | None,
+        spec: NormSpec,
         size: int,
         *,
         first: bool = False,
@@ -293,7 +293,7 @@ class CpuKernels(ReferenceKernels):
     def activate(self, x: Tensor, act: Act | GateAct, gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
         if gate is not None:
-            return self.gated_norm(x, gate, None, x.shape[1], act=act)
+            return self._gate(x, act, gate)
         kind = TYPES.get(x.dtype)
         if kind is None:
             self.count("activate", fallback=True)
@@ -305,6 +305,19 @@ class CpuKernels(ReferenceKernels):
         out = torch.empty((*x.shape[:-1], width // 2 if act in GATED else width), dtype=x.dtype)
         _native.act(x.data_ptr(), out.data_ptr(), rows, width, kind, ACTS[act])
         return out
+
+    def _gate(self, x: Tensor, act: Act | GateAct, gate: Tensor) -> Tensor:
+        """act(gate) x."""
+        if act in ("relu", "relu2"):
+            return self.activate(gate, act) * x
+        times = x.shape[1] // gate.shape[1]
+        wide = gate if times == 1 else gate.repeat_interleave(times, dim=1)
+        found = states.gated_norm(x, wide, None, x.shape[1], first=False, act=act)
+        if found is None:
+            self.count("activate", fallback=True)
+            return super().activate(x, act, gate)
+        self.count("activate")
+        return found
 
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
         """x + scale * within(y)."""

@@ -41,9 +41,15 @@ def short_conv_(inputs: Sequence[Tensor], spec: ConvSpec, state: Tensor, ctx: Fo
 
 
 def gated_norm(x: Tensor, gate: Tensor, spec: NormSpec | None, size: int, *, first: bool, act: str) -> Tensor | None:
-    """See ReferenceKernels.gated_norm."""
+    """See ReferenceKernels.gated_norm; without a norm it is the gate of `activate`."""
     kind = TYPES.get(x.dtype)
-    if kind is None or gate.dtype != x.dtype or x.stride(1) != 1 or gate.stride(1) != 1 or act == "softplus":
+    if (
+        kind is None
+        or gate.dtype != x.dtype
+        or x.stride(1) != 1
+        or gate.stride(1) != 1
+        or act not in ("silu", "sigmoid")
+    ):
         return None
     if spec is not None and spec.weight.dtype != x.dtype:
         return None

@@ -50,6 +50,14 @@ def sigmoid(x):
 
 
 @triton.jit
+def softplus(x):
+    """Right to its last bits however small it is, as row_stable's."""
+    small = tl.exp(-tl.abs(x))
+    whole = 1.0 + small
+    return tl.maximum(x, 0.0) + (tl.log(whole) + (small - (whole - 1.0)) / whole)
+
+
+@triton.jit
 def tanh(x):
     e = tl.exp(-2.0 * tl.abs(x))
     y = (1.0 - e) / (1.0 + e)

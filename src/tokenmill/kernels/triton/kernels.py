@@ -130,7 +130,11 @@ class TritonKernels(ProductKernels):
     def activate(self, x: Tensor, act: Act | GateAct, gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
         if gate is not None:
-            return self.gated_norm(x, gate, None, x.shape[1], act=act)
+            if not pointwise.can_gate(x, gate):
+                self.count("activate", fallback=True)
+                return super().activate(x, act, gate)
+            self.count("activate")
+            return pointwise.gated(x, gate, act, pdl=self.launch.pdl)
         if x.ndim != 2 or x.numel() == 0:
             self.count("activate", fallback=True)
             return super().activate(x, act)
@@ -303,7 +307,7 @@ class TritonKernels(ProductKernels):
         self,
         x: Tensor,
         gate: Tensor,
-        spec: NormSpec | None,
+        spec: NormSpec,
         size: int,
         *,
         first: bool = False,

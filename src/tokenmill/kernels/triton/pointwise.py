@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.compute.forward import NormSpec
-from tokenmill.kernels.triton.common import act_parts, begin, gated_act, plain_act, pow2, wait
+from tokenmill.kernels.triton.common import act_parts, begin, gated_act, plain_act, pow2, sigmoid, softplus, wait
 
 WIDEST = 1 << 15
 """Entries of the longest row that a program norms."""
@@ -193,6 +193,45 @@ def activate(x: Tensor, act: str, *, pdl: bool) -> Tensor:
     block = min(2048, pow2(width))
     _act_kernel[(x.shape[0], triton.cdiv(width, block))](
         x, out, width, x.stride(0), BLOCK=block, ACT=kind, GATED=gated, PDL=pdl,
+        num_warps=max(1, block // 512), launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _gate_kernel(
+    x_ptr, gate_ptr, out_ptr, D, x_stride, gate_stride,
+    BLOCK: tl.constexpr, TIMES: tl.constexpr, ACT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = d < D
+    wait(PDL)
+    gate = tl.load(gate_ptr + row * gate_stride + d // TIMES, mask=real, other=0.0).to(tl.float32)
+    if ACT == "sigmoid":
+        gate = sigmoid(gate)
+    elif ACT == "softplus":
+        gate = softplus(gate)
+    else:
+        gate = plain_act(gate, ACT)
+    x = tl.load(x_ptr + row * x_stride + d, mask=real, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * D + d, (x * gate).to(out_ptr.dtype.element_ty), mask=real)
+
+
+def can_gate(x: Tensor, gate: Tensor) -> bool:
+    """Are these rows, and does each number of the gate stand for as many columns?"""
+    rows = x.ndim == 2 and gate.ndim == 2 and x.numel() > 0 and x.shape[0] == gate.shape[0]
+    return rows and x.stride(1) == 1 and gate.stride(1) == 1 and x.shape[1] % gate.shape[1] == 0
+
+
+def gated(x: Tensor, gate: Tensor, act: str, *, pdl: bool) -> Tensor:
+    """act(gate) x [T, D], gate [T, D / n]."""
+    rows, width = x.shape
+    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    block = min(2048, pow2(width))
+    _gate_kernel[(rows, triton.cdiv(width, block))](
+        x, gate, out, width, x.stride(0), gate.stride(0), BLOCK=block, TIMES=width // gate.shape[1], ACT=act, PDL=pdl,
         num_warps=max(1, block // 512), launch_pdl=pdl,
     )  # fmt: skip
     return out

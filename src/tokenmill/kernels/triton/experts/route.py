@@ -105,10 +105,10 @@ def _weighed(
 @triton.jit
 def _share_of_near(logits, free, at, e, JITTER: tl.constexpr):
     """The softmax of an expert among those that are free and near it."""
+    logits = tl.where(free, logits, 0.0)
     best = tl.sum(tl.where(e == at, logits, 0.0), axis=0)
-    size = tl.abs(logits)
-    far = (best - logits) / tl.where(size > best, size, best) > 2.0 * JITTER
-    return 1.0 / tl.sum(tl.where(free & (far == 0), tl.exp(logits - best), 0.0), axis=0)
+    near = best - logits <= 2.0 * JITTER * tl.where(tl.abs(logits) > best, tl.abs(logits), best)
+    return 1.0 / tl.sum(tl.where(free & near, tl.exp(tl.where(near, logits - best, 0.0)), 0.0), axis=0)
 
 
 @triton.jit

@@ -25,9 +25,9 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.compute.forward import DeltaSpec, ForwardContext
-from tokenmill.kernels.triton.common import INTERPRETED, pow2, sigmoid
+from tokenmill.kernels.triton.common import INTERPRETED, pow2, sigmoid, softplus
 from tokenmill.kernels.triton.states.chunks_by_key import SIZE, pairs_by_key
-from tokenmill.kernels.triton.states.recurrent import SHORT, find_part, parts_of, product, softplus
+from tokenmill.kernels.triton.states.recurrent import SHORT, find_part, parts_of, product
 
 BASE, WARPS = 4, 4
 """Lines of a chunk that are solved one after the other (products do the rest), and by how many warps."""

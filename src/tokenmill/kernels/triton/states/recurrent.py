@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.compute.forward import DeltaSpec, ForwardContext, NormSpec
-from tokenmill.kernels.triton.common import begin, pow2, sigmoid, wait
+from tokenmill.kernels.triton.common import begin, pow2, sigmoid, softplus, wait
 
 SHORT = 17
 """Of so many tokens or fewer, a sequence is computed token by token where chunks.py may take others: a token and the
@@ -25,14 +25,6 @@ MANY = 16
 """Sequences of one token from which programs take twice as many columns of a matrix: enough of them fill the device."""
 CONV_ROWS, CONV_COLUMNS = 16, 128
 """Tokens and channels of a program, where sequences have several tokens."""
-
-
-@triton.jit
-def softplus(x):
-    """Right to its last bits however small it is, as row_stable's."""
-    small = tl.exp(-tl.abs(x))
-    whole = 1.0 + small
-    return tl.maximum(x, 0.0) + (tl.log(whole) + (small - (whole - 1.0)) / whole)
 
 
 @triton.jit
@@ -316,7 +308,7 @@ def delta_rule_(
 @triton.jit
 def _gated_norm_kernel(
     x_ptr, gate_ptr, weight_ptr, out_ptr, x_stride, gate_stride, pieces, eps, D: tl.constexpr, BP: tl.constexpr,
-    BD: tl.constexpr, NORM: tl.constexpr, WIDE: tl.constexpr, FIRST: tl.constexpr, ACT: tl.constexpr,
+    BD: tl.constexpr, WIDE: tl.constexpr, FIRST: tl.constexpr, ACT: tl.constexpr,
     OFFSET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
@@ -324,9 +316,8 @@ def _gated_norm_kernel(
     p, d = tl.program_id(1) * BP + tl.arange(0, BP), tl.arange(0, BD)
     real = (p < pieces)[:, None] & (d < D)[None, :]
     place = p[:, None] * D + d[None, :]
-    if NORM:
-        weight_place = place if WIDE else place * 0 + d[None, :]
-        weight = tl.load(weight_ptr + weight_place, mask=real, other=0.0).to(tl.float32) + OFFSET
+    weight_place = place if WIDE else place * 0 + d[None, :]
+    weight = tl.load(weight_ptr + weight_place, mask=real, other=0.0).to(tl.float32) + OFFSET
     wait(PDL)
     x = tl.load(x_ptr + token * x_stride + place, mask=real, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + token * gate_stride + place, mask=real, other=0.0).to(tl.float32)
@@ -336,25 +327,21 @@ def _gated_norm_kernel(
         gate = gate * sigmoid(gate) if ACT == "silu" else sigmoid(gate)
     if FIRST:
         x *= gate
-    y = x / tl.sqrt(tl.sum(x * x, axis=1) / D + eps)[:, None] * weight if NORM else x
+    y = x / tl.sqrt(tl.sum(x * x, axis=1) / D + eps)[:, None] * weight
     if not FIRST:
         y *= gate
     tl.store(out_ptr + token * pieces * D + place, y.to(out_ptr.dtype.element_ty), mask=real)
 
 
-def gated_norm(
-    x: Tensor, gate: Tensor, spec: NormSpec | None, size: int, *, first: bool, act: str, pdl: bool
-) -> Tensor:
+def gated_norm(x: Tensor, gate: Tensor, spec: NormSpec, size: int, *, first: bool, act: str, pdl: bool) -> Tensor:
     """See ReferenceKernels.gated_norm."""
     tokens, width = x.shape
     out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     pieces, block = width // size, pow2(size)
     together = max(1, min(pow2(pieces), 2048 // block))
     _gated_norm_kernel[(tokens, triton.cdiv(pieces, together))](
-        x, gate, None if spec is None else spec.weight, out, x.stride(0), gate.stride(0), pieces,
-        0.0 if spec is None else spec.eps, D=size, BP=together, BD=block, NORM=spec is not None,
-        WIDE=spec is not None and spec.weight.shape[0] != size, FIRST=first or spec is None,
-        ACT=act, OFFSET=0.0 if spec is None else spec.offset, PDL=pdl,
+        x, gate, spec.weight, out, x.stride(0), gate.stride(0), pieces, spec.eps, D=size, BP=together, BD=block,
+        WIDE=spec.weight.shape[0] != size, FIRST=first, ACT=act, OFFSET=spec.offset, PDL=pdl,
         num_warps=max(1, min(16, together * block // 512)), launch_pdl=pdl,
     )  # fmt: skip
     return out

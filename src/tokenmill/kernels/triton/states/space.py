@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, SpaceSpec
-from tokenmill.kernels.triton.common import begin, least_of, most_of, pow2, wait
-from tokenmill.kernels.triton.states.recurrent import columns_of, find_state, softplus
+from tokenmill.kernels.triton.common import begin, least_of, most_of, pow2, softplus, wait
+from tokenmill.kernels.triton.states.recurrent import columns_of, find_state
 
 HIGHEST = 3.0e38
 """A bound that is none."""

@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, SpaceSpec
-from tokenmill.kernels.triton.common import INTERPRETED, least_of, most_of, pow2
-from tokenmill.kernels.triton.states.recurrent import SHORT, product, softplus
+from tokenmill.kernels.triton.common import INTERPRETED, least_of, most_of, pow2, softplus
+from tokenmill.kernels.triton.states.recurrent import SHORT, product
 from tokenmill.kernels.triton.states.space import HIGHEST
 
 SIZE = 64
