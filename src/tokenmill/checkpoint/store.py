@@ -21,6 +21,7 @@ from tokenmill.checkpoint.entry import Entry, Source
 from tokenmill.checkpoint.stored_names import file_name, full_name, may_be_name, short_name
 from tokenmill.core.errors import BusyError, ModelError, UserError, why
 from tokenmill.core.files import read_regular
+from tokenmill.core.whole_file import write_whole
 
 MOST_BYTES = 8 << 20
 """Most bytes of a manifest."""
@@ -185,19 +186,6 @@ def unwritable(error: OSError) -> BusyError:
     """The error for a full or write-protected disk, which is no request's fault. Clients read it, so it names no
     path."""
     return BusyError(f"the folder of stored models (TOKENMILL_HOME) cannot be changed now: {why(error)}.")
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file completely or not at all, even if the machine stops."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with partial.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def link(file: Path, name: Path) -> None:

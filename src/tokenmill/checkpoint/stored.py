@@ -13,11 +13,12 @@ from typing import Any
 from tokenmill.checkpoint.entry import Entry, Source
 from tokenmill.checkpoint.gguf_file import open_gguf
 from tokenmill.checkpoint.modelfile_parameters import as_options
-from tokenmill.checkpoint.store import Store, write_whole
+from tokenmill.checkpoint.store import Store
 from tokenmill.checkpoint.stored_names import short_name
 from tokenmill.core.config import data_dir
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.files import in_home, read_object
+from tokenmill.core.whole_file import write_whole
 
 DEMO = "demo"
 """The model that comes with this program."""

@@ -12,7 +12,7 @@ import typer
 
 from tokenmill.cli.errors import INTERRUPTED
 from tokenmill.cli.loading import Heartbeat, say
-from tokenmill.cli.named_files import write_whole
+from tokenmill.cli.named_files import write_named
 from tokenmill.core.errors import ParameterError
 
 MOST_ROWS, MOST_REQUESTS, MOST_RUNS, MOST_LEN = 65_536, 1_000_000, 1_000, 1 << 24
@@ -45,7 +45,7 @@ def check_place(path: Path, flag: str) -> None:
 def save(result: dict[str, Any], json_path: Path | None, plot_path: Path | None) -> None:
     """Write and draw a result, if this was asked for. Verbs show it first: the disk may be full by now."""
     if json_path is not None:
-        write_whole(json_path, json.dumps(result, indent=2) + "\n")
+        write_named(json_path, json.dumps(result, indent=2) + "\n")
     if plot_path is not None:
         from tokenmill.measure.plots import plot
 

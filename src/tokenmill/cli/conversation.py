@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.cli.named_files import read_conversation, read_tools, write_whole
+from tokenmill.cli.named_files import read_conversation, read_tools, write_named
 from tokenmill.core.errors import ParameterError, TooLargeError, shown
 from tokenmill.core.files import in_home
 
@@ -204,7 +204,7 @@ class Conversation:
         if not name:
             raise ParameterError("/save needs a file name.")
         text = json.dumps(self.messages(), indent=2, ensure_ascii=False) + "\n"
-        write_whole(in_home(name), text)
+        write_named(in_home(name), text)
         return f"Saved {len(self.turns)} turns to {name}."
 
     def _load(self, name: str) -> str:

@@ -15,7 +15,7 @@ import typer
 
 from tokenmill.checkpoint.new_folder import check_place, sole_writer
 from tokenmill.cli.loading import Heartbeat, show_waiting
-from tokenmill.cli.named_files import write_whole
+from tokenmill.cli.named_files import write_named
 from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.errors import ContextError, ParameterError
 from tokenmill.core.files import in_home
@@ -145,7 +145,7 @@ def _answer(
 
             llm = LLM(model=model, device=device)
         try:
-            write_whole(kept, "".join(f"{json.dumps(entry)}\n" for entry in (asked, *found.values())))
+            write_named(kept, "".join(f"{json.dumps(entry)}\n" for entry in (asked, *found.values())))
             with kept.open("a") as file, Heartbeat("answering"):
                 for entry in _answers(llm, texts, left, most):
                     found[entry["n"]] = entry

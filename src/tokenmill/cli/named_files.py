@@ -7,14 +7,13 @@ Whoever else wrote such a file may have put anything into it. Must not know: ter
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tokenmill.core.errors import ModelError, ParameterError, why
 from tokenmill.core.files import in_home, open_regular
+from tokenmill.core.whole_file import write_whole
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -23,24 +22,15 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_BYTES = 16 << 20
 MOST_NAME = 1000
 """Most characters of a file's name in a message."""
-MOST_PART = 48
-"""Most characters of a file's name in that of its unfinished copy: names have a limit."""
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_named(path: Path, text: str) -> None:
     """Write a file completely or not at all. The old contents stay until the new ones are on the disk."""
     try:
         if path.exists() and not path.is_file():  # a terminal, a pipe
             path.write_text(text, encoding="utf-8")
             return
-        path = path.resolve()  # a link stays a link
-        part = path.with_name(f".{path.name[:MOST_PART]}.{os.getpid()}-{secrets.token_hex(4)}.part")  # only ours
-        try:
-            part.write_text(text, encoding="utf-8")
-            part.replace(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+        write_whole(path.resolve(), text.encode())  # a link stays a link
     except (OSError, RuntimeError, ValueError) as error:  # links in a circle, or a name that no file can have
         raise ParameterError(f"{str(path)[:MOST_NAME]} cannot be written: {_why(error)}.") from error
 

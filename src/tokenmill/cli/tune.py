@@ -14,7 +14,7 @@ from tokenmill.cli.errors import INTERRUPTED
 from tokenmill.cli.flags import MODEL, engine_flags, flag, resolve_options, spelling, with_flags
 from tokenmill.cli.interrupts import hear_time_limits
 from tokenmill.cli.loading import say, show_waiting
-from tokenmill.cli.named_files import write_whole
+from tokenmill.cli.named_files import write_named
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ParameterError
 
@@ -91,7 +91,7 @@ def tune(
         result = tuning.tune(keywords, plans[0], goal, setup, progress)
     _show(result)
     try:
-        write_whole(out, as_yaml(result))
+        write_named(out, as_yaml(result))
     except ParameterError:  # what was found in minutes is not lost
         typer.echo(as_yaml(result))
         raise

@@ -20,6 +20,7 @@ import msgspec
 
 from tokenmill.core.config import EngineConfig, cache_dir
 from tokenmill.core.files import in_home
+from tokenmill.core.whole_file import write_whole
 from tokenmill.device.gpu import Gpu
 
 PACKAGE = Path(__file__).parents[1]
@@ -80,9 +81,7 @@ def keep(note: Path, places: list[str]) -> None:
     """Note which files exist once all kernels of a load are compiled."""
     with contextlib.suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)
-        fresh = note.with_suffix(f".{os.getpid()}")
-        fresh.write_bytes(msgspec.json.encode(places))
-        fresh.replace(note)
+        write_whole(note, msgspec.json.encode(places))
 
 
 def is_kept(note: Path) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from tokenmill.process.client import STOPPED, state_of, work_of
+from tokenmill.process.vitals import STOPPED, state_of, work_of
 
 QUIET_S = 2.0
 """How long workers that should compute may stand still."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import tokenmill
 from tokenmill.core.config import cache_dir
 from tokenmill.core.cores import usable_cores
+from tokenmill.core.whole_file import write_whole
 from tokenmill.measure.calibration import Points
 
 FORM = 2
@@ -61,11 +61,9 @@ def keep_measurement(found: dict[str, Any], device: str, title: str, types: tupl
     """Store a complete measurement. None: nothing can be written there."""
     kind = _SHORT if (found.get("calibration") or {}).get("short") else ".json"
     place = cache_dir() / "measured" / f"{_stem(device, title)}.{'+'.join(sorted(types))}{kind}"
-    fresh = place.with_suffix(f".{os.getpid()}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(json.dumps(found), encoding="utf-8")
-        fresh.replace(place)
+        write_whole(place, json.dumps(found).encode())
     except OSError:
         return None
     return place

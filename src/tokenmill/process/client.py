@@ -19,11 +19,11 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tokenmill.core.errors import BusyError
 from tokenmill.process.parent import starts_last
+from tokenmill.process.vitals import is_stopped, work_of
 from tokenmill.process.worker import FRAME, frame
 
 START_S = 10.0
@@ -280,30 +280,3 @@ class _Budget:
             raise _Gone
         if now - self.began >= self.patience_s:
             raise BusyError("The machine is too busy to work on the request now; try again.")
-
-
-STOPPED = ("T", "t")
-"""States from `state_of` of a process that is stopped, or traced by a debugger."""
-
-
-def work_of(pid: int) -> float:
-    """Processor seconds that a process has used; infinity if it is gone; the clock if the system cannot tell."""
-    if sys.platform == "linux":
-        try:
-            return time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) gives for a process
-        except OSError:
-            return math.inf  # reading its pipe reports that first
-    return time.monotonic()
-
-
-def is_stopped(pid: int) -> bool:
-    """Is this process stopped? False if the system cannot tell."""
-    return state_of(pid) in STOPPED
-
-
-def state_of(pid: int) -> str:
-    """The system's letter for what a process does (R: computes, S: waits, D: for a disk, T: stopped); "": unknown."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""

@@ -20,10 +20,10 @@ from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.sleeping import TAGS, Slept
 from tokenmill.core.step import RowLogprobs
 from tokenmill.engine.wire import Abort, Adapt, Add, Command, News, Ready, Refused, Report, Sleep, Wake
+from tokenmill.process.vitals import Vitals
 from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.backend import EngineStats
 from tokenmill.server.engines.fleet import Fleet
-from tokenmill.server.engines.links import Vitals
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.text.codec import Tokenizer, TokenizerSettings
 

@@ -18,6 +18,8 @@ import pytest
 from tests.cpu.server.conftest import Running
 from tests.cpu.server.server_process_helpers import wait_for
 
+from tokenmill.process.vitals import is_stopped, state_of
+
 Launch = Callable[..., Running]
 BODY: dict[str, Any] = {"prompt": [20, 40, 60], "max_tokens": 16, "ignore_eos": True, "temperature": 0}
 LONG_S = 120.0
@@ -34,15 +36,8 @@ def text(client: httpx.Client, url: str) -> str:
     return answer.json()["choices"][0]["text"]
 
 
-def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
 def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
+    return state_of(pid) in ("", "Z")
 
 
 def test_an_engine_comes_back_although_connections_hold_every_descriptor(survivor: Running) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -20,7 +19,7 @@ from tokenmill.cli.command import Verb
 from tokenmill.cli.errors import with_exit_codes
 from tokenmill.cli.generate import _read_input
 from tokenmill.cli.interrupts import Interrupts
-from tokenmill.cli.named_files import write_whole
+from tokenmill.cli.named_files import write_named
 from tokenmill.cli.typed_messages import messages
 from tokenmill.cli.verbs import app
 from tokenmill.core.config import cache_dir, data_dir
@@ -166,33 +165,30 @@ def test_files_and_memory_are_told_and_bugs_are_not(tmp_path: Path) -> None:
 
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "out.json"
-    write_whole(file, "first")
+    write_named(file, "first")
 
-    def half(path: Path, text: str, **_: object) -> None:
-        path.write_bytes(text[:2].encode())
+    def full(file: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", half)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError, match="No space left"):
-        write_whole(file, "second")
+        write_named(file, "second")
     assert file.read_text() == "first" and list(tmp_path.iterdir()) == [file]
 
 
 def test_two_that_write_one_file_leave_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, write = tmp_path / "out.json", Path.write_text
+    file = tmp_path / "out.json"
     texts = ["a" * 9, "b" * 4000]
 
-    def slowly(path: Path, text: str, **more: Any) -> int:
+    def slowly(_: int) -> None:
         """While one is written, another process writes the same file."""
-        count = write(path, text[:3], **more)
         if len(texts) == 2:
-            write_whole(file, texts.pop())
-        return count if text == text[:3] else write(path, text, **more)
+            write_named(file, texts.pop())
 
-    monkeypatch.setattr(Path, "write_text", slowly)
-    write_whole(file, texts[0])
+    monkeypatch.setattr(os, "fsync", slowly)
+    write_named(file, texts[0])
     assert file.read_text() == "a" * 9 and list(tmp_path.iterdir()) == [file]
-    write_whole(tmp_path / ("n" * 255), "long")
+    write_named(tmp_path / ("n" * 255), "long")
     assert len(list(tmp_path.iterdir())) == 2
 
 

@@ -25,10 +25,11 @@ from tokenmill.core.errors import EngineLostError
 from tokenmill.engine import deaths
 from tokenmill.engine.routing import Router
 from tokenmill.engine.wire import Beat, Failed, News
+from tokenmill.process.vitals import Vitals, vitals_of
 from tokenmill.server.engines import child
 from tokenmill.server.engines.channel import BlockingEnd, LoopEnd, frame
 from tokenmill.server.engines.fleet import Fleet
-from tokenmill.server.engines.links import ProcessLink, Vitals, vitals_of
+from tokenmill.server.engines.links import ProcessLink
 from tokenmill.server.engines.reserve import Reserve
 from tokenmill.server.engines.state import EngineRecord, FleetOptions
 from tokenmill.testing.fake_generator import FakeLink, FakeOptions

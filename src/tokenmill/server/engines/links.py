@@ -19,15 +19,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
 from tokenmill.core.config import EngineConfig, calm_threads
 from tokenmill.engine.wire import Command, News, Stop, encode, read_news
-from tokenmill.process.client import work_of
 from tokenmill.process.parent import starts_last
+from tokenmill.process.vitals import Vitals, vitals_of
 from tokenmill.server.engines.channel import LoopEnd, frame
 from tokenmill.server.engines.child import Build, name_of, run_child, run_engine
 
@@ -35,38 +33,6 @@ log = logging.getLogger("tokenmill.server")
 STOP_TIMEOUT_S = 4.0
 LAST_S = 1.0
 """Seconds that an engine may take to end after it has closed its socket. Then it is killed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Vitals:
-    """The system's figures of an engine's process: processor seconds, bytes read, and whether it is stopped."""
-
-    worked_s: float
-    read_bytes: int
-    stopped: bool
-
-
-def vitals_of(pid: int) -> Vitals:
-    """The figures of a process, including the workers that its main thread started. A system that shows less (no
-    descriptor is left, no /proc) still shows the work."""
-    worked_s, read, stopped = work_of(pid), 0, False
-    folder = Path(f"/proc/{pid}")
-    try:
-        fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        stopped = fields[0] == "T"  # "t": a debugger examines the process
-        read = int(fields[9]) + _bytes_read(pid)  # major faults are reads of mapped files
-        workers = [int(worker) for worker in (folder / f"task/{pid}/children").read_text().split()]
-    except (OSError, IndexError, ValueError):
-        workers = []
-    for worker in workers:
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            read += _bytes_read(worker)
-            worked_s += work_of(worker)
-    return Vitals(worked_s, read, stopped)
-
-
-def _bytes_read(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/io").read_text().split("rchar:")[1].split()[0])
 
 
 @contextlib.contextmanager

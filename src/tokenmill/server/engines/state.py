@@ -11,8 +11,9 @@ from dataclasses import KW_ONLY, dataclass
 
 from tokenmill.engine.deaths import HOPELESS_S, MOST_A_MINUTE
 from tokenmill.engine.said import MOST_DEATHS, Said
+from tokenmill.process.vitals import Vitals
 from tokenmill.server.backend import DeltaStream, EngineStats, Timeline
-from tokenmill.server.engines.links import Link, Vitals
+from tokenmill.server.engines.links import Link
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from tokenmill.core.whole_file import write_whole
 from tokenmill.kernels.triton.products.ways_by_shape import FEW, RUNGS, Way, default_way, is_way, operation
 
 GAIN = 1.02
@@ -209,9 +209,7 @@ class WayFile:
         held = {**self.read(), **{name: way for name, way in found.items() if is_way(name, way)}}
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = self.path.with_suffix(f".{os.getpid()}")
-            fresh.write_text(json.dumps(held, indent=0, sort_keys=True))
-            fresh.replace(self.path)
+            write_whole(self.path, json.dumps(held, indent=0, sort_keys=True).encode())
 
 
 def way_file(folder: pathlib.Path, device: str, driver: str) -> WayFile:

@@ -51,7 +51,11 @@ def operation(rows: int, shape: tuple[int, int], act: str | None, normed: bool) 
 
 def measured_ways(device: str) -> dict[str, Way]:
     """What was measured on a device of this name."""
-    path = pathlib.Path(__file__).with_name("measured.json")
+    return read_measured(pathlib.Path(__file__).with_name("measured.json"), device)
+
+
+def read_measured(path: pathlib.Path, device: str) -> dict[str, Way]:
+    """The ways that such a table has for a device of this name."""
     if not path.exists():
         return {}
     return {name: tuple(way) for name, way in json.loads(path.read_text()).get(device, {}).items()}

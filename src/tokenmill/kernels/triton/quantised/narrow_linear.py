@@ -16,7 +16,6 @@ Ways, as in ways_by_shape.py:
 
 from __future__ import annotations
 
-import json
 import pathlib
 
 import torch
@@ -25,7 +24,7 @@ from torch import Tensor
 from tokenmill.compute.forward import Act, NormSpec
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts
 from tokenmill.kernels.triton.launch import Launch
-from tokenmill.kernels.triton.products.ways_by_shape import Way
+from tokenmill.kernels.triton.products.ways_by_shape import Way, read_measured
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
 from tokenmill.kernels.triton.quantised.narrow_gemv import narrow_gemv
 from tokenmill.kernels.triton.quantised.narrow_round import round_rows
@@ -73,10 +72,7 @@ def rungs(rows: int) -> list[int]:
 
 def measured_narrow(device: str) -> dict[str, Way]:
     """What was measured on a device of this name."""
-    path = pathlib.Path(__file__).with_name("measured_narrow.json")
-    if not path.exists():
-        return {}
-    return {name: tuple(way) for name, way in json.loads(path.read_text()).get(device, {}).items()}
+    return read_measured(pathlib.Path(__file__).with_name("measured_narrow.json"), device)
 
 
 def default_narrow(
