@@ -17,7 +17,6 @@ import pytest
 
 from tests.cpu.server.conftest import Running
 from tests.cpu.server.server_process_helpers import wait_for
-
 from tokenmill.process.vitals import is_stopped, state_of
 
 Launch = Callable[..., Running]
