@@ -318,8 +318,7 @@ class Kernels(RoundsLines, Protocol):
         ...
 
     def activate(self, x: Tensor, act: Act | GateAct, gate: Tensor | None = None) -> Tensor:
-        """act(x) [T, D], or [T, D / 2] for the kinds whose x contains a gate. With a gate [T, D / n]: act(gate) x;
-        each number gates n columns."""
+        """act(x) [T, D], or [T, D / 2] of an x with a gate. gate [T, D / n]: act(gate) x, each number for n columns."""
         ...
 
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
