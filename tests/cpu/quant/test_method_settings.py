@@ -18,15 +18,9 @@ from tokenmill.quant.detect import WeightRequest, check_config, load_weight
 from tokenmill.quantize import recipes
 from tokenmill.quantize.inputs import Inputs
 from tokenmill.quantize.recipes import Recipe, complete_recipe
-from tokenmill.testing.tiny import make_tiny
 
 CPU = torch.device("cpu")
 NAME = "model.layers.0.mlp.up_proj"
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("tiny"), hidden=64)
 
 
 def quantised(source: Path, target: Path, *options: str) -> str:

@@ -49,11 +49,6 @@ SMALL = {"kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 4}
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("tiny"), hidden=64)
-
-
-@pytest.fixture(scope="module")
 def tokens() -> Tensor:
     return torch.randint(0, 200, (6, 48), generator=torch.Generator().manual_seed(0))
 

@@ -41,11 +41,6 @@ DEAD = range(0, 128, 2)
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("tiny"), hidden=64)
-
-
-@pytest.fixture(scope="module")
 def tokens() -> Tensor:
     return torch.randint(0, 200, (4, 32), generator=torch.Generator().manual_seed(0))
 

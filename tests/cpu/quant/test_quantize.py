@@ -27,14 +27,8 @@ from tokenmill.quant.rounding import round_best
 from tokenmill.quantize.quantize_model import QuantizeJob, quantize_model
 from tokenmill.quantize.recipes import Recipe as ByMethod
 from tokenmill.quantize.recipes import complete_recipe
-from tokenmill.testing.tiny import make_tiny
 
 SMALL = {"kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 4}
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("tiny"), hidden=64)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
