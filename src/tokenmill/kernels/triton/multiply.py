@@ -141,7 +141,7 @@ class ProductKernels(ReferenceKernels):
 
     def _adapted(self, y: Tensor, delta: Delta, act: Act | None, residual: Tensor | None) -> Tensor:
         """residual + act(y with what the adapters add)."""
-        residual = None if residual is None else residual.contiguous()
+        residual = _contiguous(residual)
         if delta.low is None:
             found = self._behind(y.contiguous(), delta, act, residual)
             if found is not None:
@@ -185,7 +185,7 @@ class ProductKernels(ReferenceKernels):
         parts = self._parts(delta.inputs, weight, bias, turn)
         if parts is None:
             return None
-        residual = None if residual is None else residual.contiguous()
+        residual = _contiguous(residual)
         return self._behind(parts, delta, act, residual, turn, open_=open_)
 
     def _if_it_fits(self, op: str, asked: tuple[Any, ...], make: Callable[[], Tensor]) -> Tensor | None:
@@ -227,8 +227,7 @@ class ProductKernels(ReferenceKernels):
             x, norm = self.norm(x, norm), None
         if x.stride(1) != 1:
             x = x.contiguous()
-        if residual is not None and not residual.is_contiguous():
-            residual = residual.contiguous()
+        residual = _contiguous(residual)
         if way[0] == "stream":
             from tokenmill.kernels.triton.products.stream import stream  # the interpreter cannot load it
 
@@ -252,18 +251,13 @@ class ProductKernels(ReferenceKernels):
         if way[0] == "float8":
             return self._packed(x, as_float8(weight, pdl=pdl), norm, act, residual)
         self.count("narrow_linear")
-        if residual is not None and not residual.is_contiguous():
-            residual = residual.contiguous()
+        residual = _contiguous(residual)
         if norm is not None and not norms_inside(way, weight, norm):
             x, norm = self.norm(x, norm), None
         if x.stride(1) != 1:
             x = x.contiguous()
         if way[0] == "widen":
-            wide = widened(weight, x.dtype, pdl=pdl)
-            if x.shape[0] <= FEW:  # our kernels for few rows read weights while the launch before them still writes
-                self.count("linear")
-                return self._library(x, wide, weight.bias, act, residual)
-            return self.product(x, wide, weight.bias, act=act, residual=residual)
+            return self._just_made(x, widened(weight, x.dtype, pdl=pdl), weight.bias, act, residual)
         if way[0] == "library":
             return self._finished(scaled_product(x, weight, norm, pdl=pdl), act, residual)
         return narrow_linear(self.launch, x, weight, norm, act, residual, way)
@@ -276,18 +270,24 @@ class ProductKernels(ReferenceKernels):
         if way == "expand":
             whole: Any = with_zeros(weight, pdl=self.launch.pdl)
             if weight.scales is None:
-                x, whole = x if norm is None else self.norm(x, norm), whole.to(x.dtype)
-                if len(x) <= FEW:  # our kernels for few rows read weights while the launch before them still writes
-                    self.count("linear")
-                    return self._library(x, whole, weight.bias, act, residual)
-                return self._product(x, whole, weight.bias, None, act, residual)
+                x = x if norm is None else self.norm(x, norm)
+                return self._just_made(x, whole.to(x.dtype), weight.bias, act, residual)
             whole = NarrowMatrix(whole, weight.scales, None, weight.bias, weight.shape, 8, 0)
             return self._packed(x, whole, norm, act, residual)
         self.count("pruned_linear")
         if norm is not None and not pruned_norms(way, weight, norm):
             x, norm = self.norm(x, norm), None
-        residual = None if residual is None else residual.contiguous()
+        residual = _contiguous(residual)
         return pruned_product(self.launch, x, weight, norm, act, residual, way)
+
+    def _just_made(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, act: Act | None, residual: Tensor | None
+    ) -> Tensor:
+        """The same with a weight that the launch before makes: our kernels for few rows would read it too early."""
+        if x.shape[0] <= FEW:
+            self.count("linear")
+            return self._library(x, weight, bias, act, residual)
+        return self.product(x, weight, bias, act=act, residual=residual)
 
     def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
         """As specified; unasked, 8 bits have one scale a row, which is what tensor cores multiply."""
@@ -332,7 +332,7 @@ class ProductKernels(ReferenceKernels):
             raise UserError("--deterministic on a GPU serves models in 16 or 32 bits: leave --quantization out.")
         self.count("linear")
         x = x if norm is None else self.norm(x, norm)
-        residual = None if residual is None else residual.contiguous()
+        residual = _contiguous(residual)
         return steady(x.contiguous(), weight.contiguous(), bias, act, residual, pdl=self.launch.pdl)
 
     def search(self, seconds: float) -> Report:
@@ -379,7 +379,7 @@ class ProductKernels(ReferenceKernels):
         if way[0] != "blas":
             from tokenmill.kernels.triton.products.wide import wide  # the interpreter cannot load it
 
-            residual = None if residual is None else residual.contiguous()
+            residual = _contiguous(residual)
             return wide(x.contiguous(), weight, residual, gated=act is not None)
         return self._library(x, weight, bias, act, residual)
 
@@ -396,3 +396,7 @@ class ProductKernels(ReferenceKernels):
         if act is not None:
             y = self.activate(y, act)
         return y if residual is None else y.add_(residual)
+
+
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
