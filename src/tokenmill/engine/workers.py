@@ -41,7 +41,8 @@ from tokenmill.engine.worker import (
     Start,
     digest_of,
 )
-from tokenmill.parallel.link import connect
+from tokenmill.parallel.group import GIVEN_UP
+from tokenmill.parallel.link import STAGE_FAILED, connect
 from tokenmill.process.pipe import LOOK_S, Pipe
 from tokenmill.process.start import start_process
 
@@ -174,9 +175,10 @@ class ProcessExecutor:
         if failures:
             self.failed_epoch = plan.epoch
             alike = len(failures) == len(said) and len(set(failures)) == 1 and len({calls for calls, _ in said}) == 1
+            failure = cause_of(failures)
             if not self.recovers and not alike:
-                raise self._dead(f"a rank failed its step: {failures[0]}")
-            return StepResult(plan_id=plan.id, failure=failures[0])
+                raise self._dead(f"a rank failed its step: {failure}")
+            return StepResult(plan_id=plan.id, failure=failure)
         if self.choosing > 1 and any(one.digest != digest_of(result) for one in receipts[speaks:]):
             raise self._dead("the ranks chose different tokens")
         chosen = {row: new for row, new in zip(plan.rows, result.tokens, strict=True) if new} if speaks else {}
@@ -253,6 +255,11 @@ class ProcessExecutor:
     def _end(self, patience: float) -> None:
         end_ranks(self.ranks, patience)
         self.end()
+
+
+def cause_of(failures: list[str]) -> str:
+    """The failure that the others follow from: whoever waited for the rank that failed says only that it gave up."""
+    return next((each for each in failures if not each.endswith((GIVEN_UP, STAGE_FAILED))), failures[0])
 
 
 def end_ranks(ranks: list[Rank], patience: float) -> None:

@@ -7,6 +7,9 @@ from torch import Tensor
 from tokenmill.compute.forward import NormSpec
 from tokenmill.compute.model import Exchange
 
+GIVEN_UP = "another rank has given this step up"
+"""What a rank on a CPU says that waited for one that failed (csrc/group.cpp)."""
+
 
 class AtOnce:
     """Ranks whose sums are made while nothing else is."""

@@ -17,6 +17,8 @@ from torch import Tensor
 _HEAD = struct.Struct(">q")
 _FAILED = -1
 _BUFFER = 4 << 20
+STAGE_FAILED = "an earlier stage failed this step"
+"""What a stage says that was to go on from a failed one."""
 
 
 class Link(Protocol):
@@ -111,7 +113,7 @@ class SocketLink(Turn):
         _fill(self.before, memoryview(head))
         size = _HEAD.unpack(head)[0]
         if size == _FAILED:
-            raise RuntimeError("an earlier stage failed this step")
+            raise RuntimeError(STAGE_FAILED)
         place = self.inbox[: self.tokens]
         assert size == place.nbytes, "stages disagree about a step's tokens"
         _fill(self.before, _bytes_of(place))

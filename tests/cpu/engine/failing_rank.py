@@ -1,4 +1,4 @@
-"""A rank's process whose second rank cannot collect the results of its first step."""
+"""A rank's process whose second rank cannot collect the results of its first step, and cannot begin its fourth one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ def run_worker() -> None:
 
     def load_failing(*given: Any, mesh: Any) -> Any:
         runner, facts = load(*given, mesh=mesh)
-        collect = runner._collect
+        forward, collect, begun = runner._forward, runner._collect, [0]
+
+        def forward_once_not(running: Any) -> None:
+            begun[0] += 1
+            if begun[0] == 4:
+                raise RuntimeError("a fault of one rank")
+            forward(running)
 
         def collect_once_not(running: Any) -> Any:
             runner._collect = collect
@@ -20,7 +26,7 @@ def run_worker() -> None:
             raise RuntimeError("a fault of one rank")
 
         if mesh.rank == 1:
-            runner._collect = collect_once_not
+            runner._forward, runner._collect = forward_once_not, collect_once_not
         return runner, facts
 
     worker.load_runner = load_failing
