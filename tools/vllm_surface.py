@@ -52,7 +52,7 @@ METHODS: dict[str, Verdict] = {
     "preprocess_chat": refused("`get_tokenizer().apply_chat_template()` renders a chat"),
     "collective_rpc": done("on the one worker that there is, if it is in this process; no `timeout`"),
     "apply_model": done("the model is not a `torch.nn.Module`"),
-    "start_profile": done("torch's profiler"),
+    "start_profile": done("torch's profiler, for a model in this process"),
     "stop_profile": done("gives the trace's file"),
     "reset_prefix_cache": done(),
     "reset_mm_cache": harmless("there is no cache of media"),

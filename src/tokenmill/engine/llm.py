@@ -343,6 +343,7 @@ class LLM:
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record what torch does from now on."""
         self._check_open()
+        runner_of(self.built)  # elsewhere the model's work would be missing from the trace
         self._profiler.start(profile_prefix)
 
     def stop_profile(self) -> Path:

@@ -187,8 +187,10 @@ def test_without_a_tokenizer_text_is_refused(tiny):
                 call()
 
 
-def test_processors_stay_in_this_process(tiny):
+def test_processors_and_traces_stay_in_this_process(tiny):
     with open_llm(tiny, executor="process") as llm:
+        with pytest.raises(UserError, match="executor='inprocess'"):
+            llm.start_profile()
         with pytest.raises(UserError, match="and executor='inprocess'"):
             llm.generate("x", SamplingParams(logits_processors=[lambda said, x: x]), use_tqdm=False)
 
