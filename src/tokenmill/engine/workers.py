@@ -49,6 +49,8 @@ from tokenmill.process.start import start_process
 START_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 5.0
 GONE = "the model's process is gone"
+_HELD = ("weight_bytes", "kv_block_bytes", "adapter_bytes")
+"""Facts that each rank has of its own part."""
 
 
 @dataclass(slots=True)
@@ -297,6 +299,8 @@ def start_ranks(config: EngineConfig) -> tuple[ProcessExecutor, dict[str, Any]]:
         ways.end()
         raise
     said = facts[-size]
+    if device == "cpu":  # one memory holds the parts of all
+        said |= {name: sum(each[name] for each in facts) for name in _HELD}
     executor = ProcessExecutor(
         ranks, said["num_blocks"], watch, recovers=ways.meeting is None or size == 1, choosing=size, end=ways.end,
         overlaps=stages == 1,

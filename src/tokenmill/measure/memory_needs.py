@@ -7,6 +7,7 @@ Must not know: servers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import TokenmillError
@@ -14,6 +15,7 @@ from tokenmill.device.memory import counts_memory, free_bytes, pick_device
 from tokenmill.measure.devices import Device
 from tokenmill.measure.memory_need import Need
 from tokenmill.measure.plan import Planner, held_in_all, layouts, read_model
+from tokenmill.measure.several_devices import Spread, stage_of
 
 
 def find_needs(configs: Sequence[EngineConfig], memory: int | None, shares: int) -> tuple[int, list[Need]]:
@@ -42,21 +44,28 @@ def find_places(names: Sequence[str]) -> dict[str, str]:
 
 def _need(config: EngineConfig, device: str, memory: int, shares: int) -> Need:
     kind = "cpu" if device == "cpu" else "gpu"
+    parallel = config.parallel
+    spread = Spread(parallel.tensor_parallel_size, parallel.pipeline_parallel_size, engines=parallel.data_parallel_size)
+    sharers = spread.sharers(kind)
+    share = memory // shares // sharers
     try:
-        planner = read_model(config, kind, config.parallel.tensor_parallel_size)
-        count = config.parallel.data_parallel_size
+        planner = read_model(config, kind, spread.ranks)
+        planner = replace(planner, sheet=stage_of(planner.sheet, spread.stages))
         fixed = config.cache.kv_cache_memory_bytes is not None or config.cache.num_gpu_blocks_override is not None
-        found = _for(planner, kind, memory if fixed else memory // shares)
+        found = _for(planner, kind, memory // sharers if fixed else share, sharers)
         if not found.kv:  # the weights alone take its share, so the cache gets as much again
-            found = _for(planner, kind, min(memory, found.whole + memory // shares))
+            found = _for(planner, kind, min(memory // sharers, found.whole + share), sharers)
         if not found.kv:
-            found = _for(planner, kind, memory)
+            found = _for(planner, kind, memory // sharers, sharers)
+        count = max(sharers, spread.engines)
         return Need(found.whole * count, found.kv, (found.whole - found.kv - planner.sheet.held_bytes) * count, fixed)
     except (TokenmillError, OSError, MemoryError, ValueError):  # the load will say it better
         return Need()
 
 
-def _for(planner: Planner, kind: str, memory: int) -> Need:
-    """The need with this much memory on one device. Tensor-parallel ranks take their share each."""
+def _for(planner: Planner, kind: str, memory: int, sharers: int) -> Need:
+    """The need of one rank with this much memory. On a CPU all ranks of all engines share it: they are so many
+    `sharers`."""
     here = Device("here", "", kind, memory, 1.0, {}, 1.0, "")
-    return Need(held_in_all(planner, here), layouts(planner, here).kv_bytes)
+    kv = layouts(planner, here, sharers).kv_bytes
+    return Need(held_in_all(planner, here, sharers), kv)

@@ -298,9 +298,10 @@ def layouts(planner: Planner, device: Device, sharers: int = 1) -> Layouts:
     return Layouts(cache, blocks, held, wanted, device.memory_bytes - taken - held, planner.step_tokens)
 
 
-def held_in_all(planner: Planner, device: Device) -> int:
-    """The most bytes that an engine in a process of its own will hold, when its whole K/V pool is in use."""
-    return planner.sheet.held_bytes + _step_bytes(planner) + layouts(planner, device).kv_bytes + _process_bytes(device)
+def held_in_all(planner: Planner, device: Device, sharers: int = 1) -> int:
+    """The most bytes that a rank in a process of its own will hold, when its whole K/V pool is in use."""
+    cache = layouts(planner, device, sharers).kv_bytes
+    return planner.sheet.held_bytes + _step_bytes(planner) + cache + _process_bytes(device)
 
 
 def peak_in_all(planner: Planner, device: Device) -> int:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.cpu.server.conftest import Running, _descendants
 from tokenmill.core.config import make_config, make_server_config
+from tokenmill.measure.devices import CONTEXT_BYTES
 from tokenmill.measure.memory_needs import find_needs, find_places
 from tokenmill.server.app import make_app, make_front
 from tokenmill.server.engines.child import build_default
@@ -101,9 +102,11 @@ async def test_two_models_take_turns_asleep(folders: dict[str, Path]) -> None:
     await models.close()
 
 
-async def test_what_is_predicted_is_what_is_measured(folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize("several", [{}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+async def test_what_is_predicted_is_what_is_measured(several: dict[str, int], folders: dict[str, Path]) -> None:
+    """Of a CPU's ranks all together: they are processes in one memory."""
     server = make_server_config({}, engines=0)
-    options = {"max_num_seqs": 8, "max_model_len": 128, "device": "cpu", "threads": 1}
+    options: dict[str, Any] = {"max_num_seqs": 8, "max_model_len": 128, "device": "cpu", "threads": 1, **several}
     specs = [Spec(make_config({}, model=str(folders[name]), **options), server) for name in NAMES[:2]]
     loader = ModelLoader(server, build_default, {})
     models = loader.catalogue(specs)
@@ -119,6 +122,7 @@ async def test_what_is_predicted_is_what_is_measured(folders: dict[str, Path]) -
         await models.load(entry)
         assert entry.measured and predicted > entry.beside > 0
         assert abs(entry.size - predicted) <= 0.02 * predicted
+        assert entry.size // CONTEXT_BYTES["cpu"] == (2 if several else 1)
     finally:
         await models.close()
 
