@@ -127,7 +127,7 @@ def attention(name: str, rows: int, length: int) -> Iterator[Case]:
             yield f"{cut} {'fresh' if fresh else 'apart'}", lambda i, f=fresh, c=cut: layer(i, f, c)
 
 
-LATENT_CUTS = tuple(itertools.product((16, 32), (16, 32, 64), (1, 4, 8, 16, 32, 64), (4, 8), (2,)))
+LATENT_CUTS = tuple(itertools.product((16, 32, 64), (32, 64, 128), (1, 2, 4, 8, 16, 32), (8,), (2, 3)))
 """Rows, BN, splits, warps, stages."""
 
 

@@ -140,17 +140,17 @@ def _step(
     return acc, new_top, total
 
 
-@triton.jit(do_not_specialize=["total_keys"])
+@triton.jit(do_not_specialize=["total_keys", "heads"])
 def _gathered_kernel(
     q_ptr, key_desc, beside_desc, value_desc, tile_ptr, at_ptr, start_ptr, len_ptr, sink_ptr, out_ptr,
-    total_keys, scale, softcap,
-    H: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, R: tl.constexpr, DV: tl.constexpr,
+    total_keys, heads, scale, softcap,
+    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, R: tl.constexpr, DV: tl.constexpr,
     BQ: tl.constexpr, BG: tl.constexpr, BN: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """H: query heads of a token; HEADS: key heads of this launch."""
+    """H: query heads of a token; heads: key heads of this launch."""
     begin(PDL)
-    kv_head, tile = head_and_tile(HEADS)
+    kv_head, tile = head_and_tile(heads)
     wait(PDL)
     seq = tl.load(tile_ptr + tile)
     if seq < 0:
@@ -251,8 +251,8 @@ def attend_gathered(
     values = tiled(gathered.values)
     _gathered_kernel[(heads * tiles.shape[0],)](
         q, tiled(gathered.keys), values if gathered.beside is None else tiled(gathered.beside), values, tiles, at,
-        ctx.query_start, ctx.kv_len, spec.sinks, out, total, spec.scale, spec.softcap,
-        H=spec.heads, HEADS=heads, GROUP=group, D=dim, R=rest, DV=wide, BQ=max(1, rows // pow2(group)), BG=pow2(group),
+        ctx.query_start, ctx.kv_len, spec.sinks, out, total, heads, spec.scale, spec.softcap,
+        H=spec.heads, GROUP=group, D=dim, R=rest, DV=wide, BQ=max(1, rows // pow2(group)), BG=pow2(group),
         BN=block_n, SOFTCAP=spec.softcap > 0, SINKS=spec.sinks is not None, WIDE=INTERPRETED, STAGES=stages, PDL=pdl,
         num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip

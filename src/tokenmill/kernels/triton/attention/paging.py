@@ -93,11 +93,11 @@ def place_of(tile, start_ptr, S, BQ: tl.constexpr):
 
 
 @triton.jit
-def head_and_tile(HEADS: tl.constexpr):
+def head_and_tile(heads):
     """What a program takes, the heads of a tile in turn, the last tile first. (The second dimension of a grid ends at
     65535, which tiles of few queries exceed.)"""
     program = tl.program_id(0)
-    return program % HEADS, tl.num_programs(0) // HEADS - 1 - program // HEADS
+    return program % heads, tl.num_programs(0) // heads - 1 - program // heads
 
 
 @triton.jit

@@ -29,6 +29,7 @@ from tokenmill.kernels.triton.experts.route import SHARED_GATED, SHARED_PLAIN, p
 from tokenmill.kernels.triton.experts.route_few import pick_few, splits
 from tokenmill.kernels.triton.experts.sorting import Sorted, sort_pairs, sort_rows
 from tokenmill.kernels.triton.launch import Launch
+from tokenmill.kernels.triton.products.parted import multiplies_parted, multiply_parted
 from tokenmill.kernels.triton.pruned.layout import PrunedMatrix
 from tokenmill.kernels.triton.quantised.narrow import BLOCK
 
@@ -221,8 +222,12 @@ class StackedMixture:
         return grouped(x, weight, ids, order, act, up=up, pdl=pdl, modest=self.modest, tiling=tiling)
 
     def _route(self, h: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
-        m = self.mixture
-        if self.visits == SHARED_GATED and self.router is not None:
+        m, plain = self.mixture, self.router
+        parted = m.wide and not self.launch.steady and plain is not None and plain[1] is None
+        if parted and plain is not None and multiplies_parted(h, plain[0]):
+            self.launch.count("linear")
+            logits = multiply_parted(h, plain[0], pdl=self.launch.pdl)
+        elif self.visits == SHARED_GATED and self.router is not None:
             logits = ctx.kernels.product(h, *self.router)
         else:
             logits = m.router.matmul(h.float() if m.wide else h, ctx)
