@@ -30,6 +30,7 @@ from tokenmill.compute.forward import (
     NormSpec,
     RopeSpec,
     RouteSpec,
+    Touches,
 )
 from tokenmill.kernels.triton.attention import decode, stepping
 from tokenmill.kernels.triton.attention import latent as latent_kernels
@@ -96,7 +97,7 @@ def attention(name: str, rows: int, length: int) -> Iterator[Case]:
     norm = NormSpec(rand(dim), 1e-6) if normed else None
     spec = AttentionSpec(
         0, 0, heads, KVSpec("full", kv_heads, dim, dim), dim**-0.5, rope=RopeSpec(angle.cos(), angle.sin(), dim),
-        q_norm=norm, k_norm=norm,
+        touches=Touches(norm, norm),
     )  # fmt: skip
     views = [KVView(pages[layer, :, 0], pages[layer, :, 1]) for layer in range(LAYERS)]
     plan = GroupPlan(tables, None, entries, slots)

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from gpu_helpers import relative
 from paged_batch import PagedBatch
 
-from tokenmill.compute.forward import AttentionSpec, KVSpec, NormSpec
+from tokenmill.compute.forward import AttentionSpec, KVSpec, NormSpec, Touches
 from tokenmill.kernels.reference import ReferenceKernels
 
 REFERENCE = ReferenceKernels()
@@ -39,8 +39,8 @@ def test_heads(dim, dtype, steady):
     kernels, heads, kv = TritonKernels(steady=steady), 6, KVSpec("full", 2, dim, dim)
     spec = AttentionSpec(
         0, 0, heads, kv, dim**-0.5,
-        q_norm=NormSpec(torch.rand(heads * dim, device="cuda", dtype=dtype) + 0.5, 1e-6),
-        k_norm=NormSpec(torch.rand(2 * dim, device="cuda", dtype=dtype) + 0.5, 1e-6),
+        touches=Touches(NormSpec(torch.rand(heads * dim, device="cuda", dtype=dtype) + 0.5, 1e-6),
+                        NormSpec(torch.rand(2 * dim, device="cuda", dtype=dtype) + 0.5, 1e-6)),
     )  # fmt: skip
     ours, exact = (PagedBatch((kv,), k, dtype=dtype, blocks=60, device="cuda") for k in (kernels, REFERENCE))
     for grants in STEPS:

@@ -128,8 +128,8 @@ class KVView:
 
 @dataclass(slots=True)
 class NormSpec:
-    """y = (x - mean if layer) / sqrt(var + eps) * (weight + offset) + bias, computed in float32. gate: what a gate is
-    turned into before it multiplies."""
+    """y = (x - mean if layer) / sqrt(var + eps) * (weight + offset) + bias, computed in float32. weight [D]; of heads
+    also [heads, D], each head's own. gate: what a gate is turned into before it multiplies."""
 
     weight: Tensor
     eps: float
@@ -155,6 +155,22 @@ class RopeSpec:
 
 
 @dataclass(slots=True)
+class Touches:
+    """What is done to the heads of new queries, keys and values besides their rotation: norms of each head (or of all
+    together), before the rotation or (late) behind it; last, queries are multiplied by temper[position] (float32).
+
+    values: "own": they lie behind the keys. "keys": there are none; they are the keys as the product made them, before
+    norm and rotation. "stored": there are queries alone, which read what another layer has stored."""
+
+    q_norm: NormSpec | None = None
+    k_norm: NormSpec | None = None
+    v_norm: NormSpec | None = None
+    late: bool = False
+    temper: Tensor | None = None
+    values: Literal["own", "keys", "stored"] = "own"
+
+
+@dataclass(slots=True)
 class AttentionSpec:
     """One attention layer. `layer` indexes ForwardContext.kv, `group` indexes ForwardContext.groups.
 
@@ -169,8 +185,7 @@ class AttentionSpec:
     kv: KVSpec
     scale: float
     rope: RopeSpec | None = None
-    q_norm: NormSpec | None = None
-    k_norm: NormSpec | None = None
+    touches: Touches = field(default_factory=Touches)
     softcap: float = 0.0
     sinks: Tensor | None = None
     alibi: Tensor | None = None

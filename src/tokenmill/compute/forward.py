@@ -34,6 +34,7 @@ from tokenmill.compute.descriptors import (
     SpaceSpec,
     StateSpec,
     StepRows,
+    Touches,
 )
 from tokenmill.compute.lines import RoundsLines
 from tokenmill.compute.matrix import Packed, StoredMatrix
@@ -43,37 +44,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "Again",
-    "Act",
-    "AttentionSpec",
-    "ConvSpec",
-    "DeltaSpec",
-    "DRAWN",
-    "Cuts",
-    "Draws",
-    "ForwardContext",
-    "FusedMixture",
-    "GateAct",
-    "GroupPlan",
-    "KVFormat",
-    "KVSpec",
-    "KVView",
-    "Kernels",
-    "Mixture",
-    "ModelSpec",
-    "NormSpec",
-    "Packed",
-    "Paths",
-    "Recurrence",
-    "RopeSpec",
-    "RouteSpec",
-    "ScanSpec",
-    "SpaceSpec",
-    "StateSpec",
-    "StepRows",
-    "StoredMatrix",
-    "Weight",
-]
+    "Again", "Act", "AttentionSpec", "ConvSpec", "DeltaSpec", "DRAWN", "Cuts", "Draws", "ForwardContext",
+    "FusedMixture", "GateAct", "GroupPlan", "KVFormat", "KVSpec", "KVView", "Kernels", "Mixture", "ModelSpec",
+    "NormSpec", "Packed", "Paths", "Recurrence", "RopeSpec", "RouteSpec", "ScanSpec", "SpaceSpec", "StateSpec",
+    "StepRows", "StoredMatrix", "Touches", "Weight",
+]  # fmt: skip
 
 T = TypeVar("T")
 SpanTensors = tuple["Tensor", "Tensor", "Tensor", "Tensor", "Tensor", list[tuple["Tensor", "Tensor", "Tensor"]]]
@@ -333,8 +308,9 @@ class Kernels(RoundsLines, Protocol):
 
     def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None = None) -> Tensor:
         """Attention to the paged K/V as stored, causal by position -> [T, H * Dv]; keys: see `choose_keys`.
-        x [T, H*Dk + Hkv*Dk + Hkv*Dv], or latent [T, H*Dk + Dk] (absorbed queries, latent | rope key): first they are
-        normed and rotated, k and v stored in their slots. x [T, H, Dk]: finished queries, to what is stored."""
+        x [T, H*Dk + Hkv*Dk + Hkv*Dv] (less if spec.touches.values says so), or latent [T, H*Dk + Dk] (absorbed queries,
+        latent | rope key): first they are normed and rotated, k and v stored in their slots; it may be overwritten.
+        x [T, H, Dk]: finished queries, to what is stored."""
         ...
 
     def attend_unfolded(

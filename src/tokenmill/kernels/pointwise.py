@@ -60,12 +60,24 @@ def gate(x: Tensor, act: str, by: Tensor) -> Tensor:
     return (x.float() * (opened if times == 1 else opened.repeat_interleave(times, dim=1))).to(x.dtype)
 
 
-def prepare_heads(x: Tensor, width: int, spec: NormSpec | None, rope: RopeSpec | None, positions: Tensor) -> Tensor:
-    """x [T, heads * width] -> [T, heads, width], normed (per head, or whole if the weight is that long), rotated."""
+def prepare_heads(
+    x: Tensor, width: int, spec: NormSpec | None, rope: RopeSpec | None, positions: Tensor, *, late: bool = False
+) -> Tensor:
+    """x [T, heads * width] -> [T, heads, width], normed (per head, or whole if the weight is that long) and rotated;
+    late: rotated and normed."""
+    if late and rope is not None:
+        x, rope = rotate(x.reshape(x.shape[0], -1, width), rope, positions), None
     if spec is not None:
-        x = norm(x.reshape(x.shape[0], -1, spec.weight.shape[0]), spec)
+        x = norm(x.reshape(x.shape[0], -1, spec.weight.shape[-1]), spec)
     x = x.reshape(x.shape[0], -1, width)
     return x if rope is None else rotate(x, rope, positions)
+
+
+def tempered(q: Tensor, temper: Tensor | None, positions: Tensor) -> Tensor:
+    """Queries [T, ...] times the number of their position."""
+    if temper is None:
+        return q
+    return (q.float() * temper[positions].view(-1, *(1,) * (q.ndim - 1))).to(q.dtype)
 
 
 def rotate(x: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:

@@ -218,17 +218,22 @@ class ReferenceKernels:
     def prepare_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """qkv [T, all heads] -> q [T, H, Dk] normed and rotated; keys and values go to their slots."""
         self.count("prepare_qkv")
-        tokens, width, heads = qkv.shape[0], spec.kv.key_dim, spec.kv.heads
-        latent = spec.kv.kind == "latent"
-        sizes = (
-            [spec.heads * width, width] if latent else [spec.heads * width, heads * width, heads * spec.kv.value_dim]
-        )
-        parts = qkv.split(sizes, dim=-1)
-        q = pointwise.prepare_heads(parts[0], width, spec.q_norm, spec.rope, ctx.positions)
-        k = pointwise.prepare_heads(parts[1], width, spec.k_norm, spec.rope, ctx.positions)
+        width, heads, touches = spec.kv.key_dim, spec.kv.heads, spec.touches
+        at, past = spec.heads * width, (spec.heads + heads) * width
+
+        def prepared(x: Tensor, norm: NormSpec | None) -> Tensor:
+            return pointwise.prepare_heads(x, width, norm, spec.rope, ctx.positions, late=touches.late)
+
+        q = pointwise.tempered(prepared(qkv[:, :at], touches.q_norm), touches.temper, ctx.positions)
+        if touches.values == "stored":
+            return q
+        k, v = prepared(qkv[:, at:past], touches.k_norm), None
+        if spec.kv.kind != "latent":
+            values = qkv[:, at:past] if touches.values == "keys" else qkv[:, past:]
+            v = pointwise.prepare_heads(values, spec.kv.value_dim, touches.v_norm, None, ctx.positions)
         kv, slots = ctx.kv[spec.layer], ctx.groups[spec.group].slots.long()
         block, offset = slots // ctx.block_size, slots % ctx.block_size
-        stored_kv.store(kv, block, offset, k, None if latent else parts[2].reshape(tokens, heads, -1))
+        stored_kv.store(kv, block, offset, k, v)
         return q
 
     def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None = None) -> Tensor:

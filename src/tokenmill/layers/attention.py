@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.compute.forward import AttentionSpec, ForwardContext, GateAct, KVSpec, NormSpec, RopeSpec
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, GateAct, KVSpec, NormSpec, RopeSpec, Touches
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
@@ -59,7 +59,7 @@ def attention_spec(
     rope: RopeSpec | None = None,
     window: int = 0,
     softcap: float = 0.0,
-    norms: tuple[NormSpec | None, NormSpec | None] = (None, None),
+    touches: Touches | None = None,
     alibi: Tensor | None = None,
 ) -> AttentionSpec:
     """Register one layer's K/V and describe its attention (this rank's heads). window: see AttentionSpec."""
@@ -74,8 +74,7 @@ def attention_spec(
         kv=kv,
         scale=heads.dim**-0.5 if scale is None else scale,
         rope=rope,
-        q_norm=norms[0],
-        k_norm=norms[1],
+        touches=touches or Touches(),
         softcap=softcap,
         window=window,
         alibi=alibi,

@@ -212,7 +212,9 @@ class CountingKernels(ReferenceKernels):
     def prepare_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """[T, H, Dk]; keys and values go to their slots (counted with attention)."""
         out = qkv.new_empty(len(qkv), spec.heads, spec.kv.key_dim)
-        self.tally.weight_bytes += sum(norm.weight.nbytes for norm in (spec.q_norm, spec.k_norm) if norm is not None)
+        self.tally.weight_bytes += sum(
+            norm.weight.nbytes for norm in (spec.touches.q_norm, spec.touches.k_norm) if norm is not None
+        )
         return self._note(out, moved=qkv.nbytes + out.nbytes)
 
     def attend_unfolded(

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from tokenmill.compute.forward import AttentionSpec, ForwardContext, NormSpec
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, NormSpec, Touches
 from tokenmill.layers.attention import Attention, Heads, attention_spec
 from tokenmill.layers.block import Block, Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear
-from tokenmill.layers.qkv_touches import norm_values, rotate
 from tokenmill.layers.rope import RopeSettings, make_rope
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import check_heads
@@ -98,15 +97,12 @@ def _rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
 class Borrowing(Projected):
     """Attention over the keys and values of another layer."""
 
-    def __init__(self, query: ColumnLinear, output: RowLinear, spec: AttentionSpec, norm: NormSpec) -> None:
-        self.query, self.output, self.spec, self.norm = query, output, spec, norm
+    def __init__(self, query: ColumnLinear, output: RowLinear, spec: AttentionSpec) -> None:
+        self.query, self.output, self.spec = query, output, spec
 
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
         """Attention of norm(x), before the output matrix; x [T, hidden]."""
-        q = self.query.weight.matmul(x, ctx, norm=norm).view(x.shape[0], self.spec.heads, -1)
-        q = ctx.kernels.norm(q, self.norm)
-        assert self.spec.rope is not None
-        return ctx.kernels.attend(rotate(q, self.spec.rope, ctx.positions), self.spec, ctx)
+        return ctx.kernels.attend(self.query.weight.matmul(x, ctx, norm=norm), self.spec, ctx)
 
 
 def make_attention(c: ModelConfig, b: Build, at: Build, plan: Plan, index: int) -> Block:
@@ -123,12 +119,14 @@ def make_attention(c: ModelConfig, b: Build, at: Build, plan: Plan, index: int) 
         _check_lent(c, plan, index, lender)
         b.book.used.update(inside.path(f"{name}.weight") for name in ("k_proj", "v_proj", "k_norm", "v_norm"))
         query = ColumnLinear(inside, hidden, {"q_proj": heads.parts[0]}, bias=bias)
-        return Borrowing(query, output, replace(plan.made[lender], rope=rope), q_norm)
-    norms = (q_norm, inside.norm("k_norm", heads.dim, plan.eps))
-    spec = plan.made[index] = attention_spec(b, heads, scale=1.0, rope=rope, window=window, norms=norms)
-    qkv = ColumnLinear(inside, hidden, dict(zip(names, heads.parts, strict=False)), bias=bias)
+        borrowed = replace(plan.made[lender], rope=rope, touches=Touches(q_norm, values="stored"))
+        return Borrowing(query, output, borrowed)
     ones = NormSpec(torch.ones(heads.dim, dtype=b.dtype, device=b.device), plan.eps)
-    return Attention(qkv, output, spec, touches=[norm_values(spec, ones, same=same)])
+    k_norm = inside.norm("k_norm", heads.dim, plan.eps)
+    touches = Touches(q_norm, k_norm, ones, values="keys" if same else "own")
+    spec = plan.made[index] = attention_spec(b, heads, scale=1.0, rope=rope, window=window, touches=touches)
+    qkv = ColumnLinear(inside, hidden, dict(zip(names, heads.parts, strict=False)), bias=bias)
+    return Attention(qkv, output, spec)
 
 
 def _check_lent(c: ModelConfig, plan: Plan, index: int, lender: int) -> None:

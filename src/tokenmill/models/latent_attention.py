@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.adapters import Forms
-from tokenmill.compute.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, Touches
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
-from tokenmill.layers.qkv_touches import Touch, temper, temperatures
+from tokenmill.layers.qkv_touches import temperatures
 from tokenmill.layers.rope import attention_gain, make_rope
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.key_index import MakeIndex
@@ -70,22 +70,21 @@ class LatentAttention(Projected):
         """What adapters are worked into: new weights must reach it."""
         self.output = RowLinear(b, heads * self.value, hidden, output, bias=bias)
         self.gate = ColumnLinear(b, hidden, {gate: Rows(heads, heads)}).weight if gate else None
-        tempered = c.architecture == "Mistral4ForCausalLM"
-        settings = mistral4_rope(c, self.rotated) if tempered else whole_rope(c, self.rotated)
+        settings = (mistral4_rope if c.architecture == "Mistral4ForCausalLM" else whole_rope)(c, self.rotated)
+        gain = attention_gain(settings) * (hidden / q_rank if scaled and q_rank else 1.0) ** 0.5
         kv = KVSpec("latent", 1, self.latent + self.rotated, self.latent)
         self.spec = AttentionSpec(
             *b.add_kv(kv),
             heads=self.forms.parts[0].shape[0],
             kv=kv,
-            scale=(self.nope + self.rotated) ** -0.5
-            * attention_gain(settings)
-            * (hidden / q_rank if scaled and q_rank else 1.0) ** 0.5,
+            scale=(self.nope + self.rotated) ** -0.5 * gain,
             rope=make_rope(b, settings, interleaved=_interleaved(c), start=self.latent) if rotates else None,
+            touches=Touches(temper=_temper(c, b)),
         )
         self.wider = (hidden / self.latent) ** 0.5 if scaled else 1.0
-        self.fresh = self.spec if self.wider != 1.0 else replace(self.spec, k_norm=self.kv_norm)
+        norm = None if self.wider != 1.0 else self.kv_norm
+        self.fresh = replace(self.spec, touches=replace(self.spec.touches, k_norm=norm))
         """For vectors as they are made, whose norm attention may take upon itself."""
-        self.temper = _temper(c, b, self.spec.heads * (self.nope + self.rotated)) if tempered else None
         self.index = None if index is None else index(b, settings)
 
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
@@ -101,17 +100,16 @@ class LatentAttention(Projected):
             made, columns = made.view(tokens, heads, -1).split([self.nope + self.rotated, self.value], dim=-1)
             q, columns = made.contiguous(), columns.reshape(tokens, -1)
         else:
-            q = low if self.q_b is None else self.q_b.matmul(low, ctx, norm=self.q_norm)
-            q = (q if self.temper is None else self.temper(q, ctx)).view(tokens, heads, -1)
+            q = (low if self.q_b is None else self.q_b.matmul(low, ctx, norm=self.q_norm)).view(tokens, heads, -1)
         keys = None if self.index is None else self.index.choose(x, low, self.q_norm, ctx)
-        if self.fresh.k_norm is None:
+        if self.fresh.touches.k_norm is None:
             latent = kernels.norm(latent, self.kv_norm) * self.wider
         given = q, (latent, rest), self.forms.parts, self.fresh, ctx, keys
         values = None if self._adapted(ctx) else kernels.attend_unfolded(*given)
         if values is None:
             absorbed = self._product(q[..., : self.nope], 0, ctx)
             queries = torch.cat((absorbed, q[..., self.nope :]), dim=-1).view(tokens, -1)
-            latent = latent if self.fresh.k_norm is None else kernels.norm(latent, self.kv_norm)
+            latent = latent if self.fresh.touches.k_norm is None else kernels.norm(latent, self.kv_norm)
             mixed = kernels.attend(torch.cat((queries, latent, rest), dim=-1), self.spec, ctx, keys)
             values = self._product(mixed.view(tokens, heads, self.latent), 1, ctx)
         gates = columns if self.gate is None else self.gate.matmul(x, ctx)
@@ -140,9 +138,11 @@ class LatentAttention(Projected):
         return y
 
 
-def _temper(c: ModelConfig, b: Build, width: int) -> Touch:
+def _temper(c: ModelConfig, b: Build) -> Tensor | None:
+    if c.architecture != "Mistral4ForCausalLM":
+        return None
     found = span_temper(c)
-    return temper(temperatures(b.max_positions, found.beta, found.span, found.offset).to(b.device), width)
+    return temperatures(b.max_positions, found.beta, found.span, found.offset).to(b.device)
 
 
 def _interleaved(c: ModelConfig) -> bool:

@@ -13,7 +13,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from tokenmill.compute.forward import Act, ForwardContext, GateAct, NormSpec, RopeSpec, RouteSpec
+from tokenmill.compute.forward import Act, ForwardContext, GateAct, NormSpec, RopeSpec, RouteSpec, Touches
 from tokenmill.compute.model import Group
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.attention import Attention, Heads, alibi_slopes, attention_spec, local_heads
@@ -22,7 +22,7 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts, Routing, Shared, load_experts
 from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows
 from tokenmill.layers.mlp import MLP, ByHand, gated_by, xielu
-from tokenmill.layers.qkv_touches import Touch, clip, own_norms, row_norms, scale_values, temper, temperatures, turn
+from tokenmill.layers.qkv_touches import Touch, clip, row_norms, scale_values, temperatures
 from tokenmill.layers.rope import make_rope
 from tokenmill.models.common import as_unit, read_act
 from tokenmill.models.config import ModelConfig, activation
@@ -100,7 +100,6 @@ def make_attention(
     qk = row.norms if row.norms is not None and on(c, row.norms.present) else None
     if qk is not None and qk.kind == "bare_rms" and not kind.rotates:
         qk = None
-    late = qk is not None and qk.rotated
     if extra.within or (qk is not None and qk.over in ("row", "own")):
         b, inside = (each.alone("attention whose norms see all heads") for each in (b, inside))
     slopes = None
@@ -108,14 +107,15 @@ def make_attention(
         slopes = local_heads(b, alibi_slopes(heads.heads)).to(b.device)
     early = bool(extra.late and extra.clip and c.has(extra.clip))
     head_norms = _head_norms(c, inside, qk, norms, heads)
+    inner = Touches(*((None, None) if early else head_norms), late=qk is not None and qk.rotated)
     spec = attention_spec(
         b,
         heads,
         scale=None if scores.scale is None else scores.scale(c, index),
-        rope=None if late else rope,
+        rope=rope,
         window=kind.window,
         softcap=c.get(scores.softcap, float, 0.0, low=1e-6) if scores.softcap else 0.0,
-        norms=(None, None) if early else head_norms,
+        touches=replace(inner, temper=_temper(c, b, extra, kind)),
         alibi=slopes,
     )
     if scores.sinks and (kind.window or not scores.local_sinks):
@@ -133,14 +133,9 @@ def make_attention(
     touches: list[Touch] = [row_norms(*head_norms)] if early else []
     if extra.clip and c.has(extra.clip):
         touches.append(clip(c.need(extra.clip, float, low=1e-9)))
-    if qk is not None and qk.over == "own":
-        touches.append(_own_norms(c, inside, qk, norms, heads))
-    if late and rope is not None:
-        touches.append(turn(rope, spec))
     factor = c.get(extra.values, float, 1.0) if extra.values else 1.0
     if factor != 1.0:
         touches.append(scale_values(spec, factor))
-    touches += _temper(c, b, extra, kind, heads.width // b.group.size)
     within = norm(c, inside, norms, extra.within, heads.out.rows) if extra.within else None
     act = "sigmoid" if extra.gate is None else extra.gate.act
     return Attention(qkv, output, spec, touches=touches, within=within, gate=gate, gate_act=act)
@@ -164,20 +159,21 @@ def _rope(c: ModelConfig, b: Build, row: Attend, kind: Kind, dim: int) -> RopeSp
     return replace(rope, sin=-rope.sin) if row.backwards else rope
 
 
-def _temper(c: ModelConfig, b: Build, extra: Extra, kind: Kind, width: int) -> list[Touch]:
+def _temper(c: ModelConfig, b: Build, extra: Extra, kind: Kind) -> Tensor | None:
     found = None if extra.temper is None else extra.temper(c)
     if found is None or found.rotated != kind.rotates:
-        return []
-    table = temperatures(b.max_positions, found.beta, found.span, found.offset).to(b.device)
-    return [temper(table, width)]
+        return None
+    return temperatures(b.max_positions, found.beta, found.span, found.offset).to(b.device)
 
 
 def _head_norms(
     c: ModelConfig, b: Build, qk: HeadNorms | None, norms: Norms, heads: Heads
 ) -> tuple[NormSpec | None, NormSpec | None]:
     """Norms that attention itself applies."""
-    if qk is None or qk.over == "own":
+    if qk is None:
         return None, None
+    if qk.over == "own":
+        return _own_norms(c, b, qk, norms, heads)
     whole = qk.over == "row"
     sizes = (heads.width, heads.kv_heads * heads.dim) if whole else (heads.dim, heads.dim)
     eps, layer = read_eps(c, norms), qk.kind != "rms"
@@ -191,17 +187,16 @@ def _head_norms(
     return made[0], made[1]
 
 
-def _own_norms(c: ModelConfig, b: Build, qk: HeadNorms, norms: Norms, heads: Heads) -> Touch:
+def _own_norms(c: ModelConfig, b: Build, qk: HeadNorms, norms: Norms, heads: Heads) -> tuple[NormSpec, NormSpec]:
     """Every head's own weights, stored as one matrix [heads, width] or one vector a head."""
-    rows = []
+    made = []
     for name, count in zip(qk.names, (heads.heads, heads.kv_heads), strict=True):
         if b.has(f"{name}.weight"):
-            rows.append(b.tensor(f"{name}.weight", (count, heads.dim)))
+            weight = b.tensor(f"{name}.weight", (count, heads.dim))
         else:
-            rows += [b.tensor(f"{name}.norms.{i}.weight", (heads.dim,))[None] for i in range(count)]
-    ones = torch.ones(heads.dim, dtype=b.dtype, device=b.device)
-    plain = NormSpec(weight=ones, eps=read_eps(c, norms), kind="rms" if qk.kind == "rms" else "layer")
-    return own_norms(plain, torch.cat(rows))
+            weight = torch.stack([b.tensor(f"{name}.norms.{i}.weight", (heads.dim,)) for i in range(count)])
+        made.append(NormSpec(weight, read_eps(c, norms), "rms" if qk.kind == "rms" else "layer"))
+    return made[0], made[1]
 
 
 # ------------------------------------------------------------------ feed-forward layers

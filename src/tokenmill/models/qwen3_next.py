@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tokenmill.compute.forward import Touches
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.attention import GatedAttention, attention_spec
 from tokenmill.layers.block import Block
@@ -50,7 +51,7 @@ def make_layer(c: ModelConfig, b: Build, at: Build, index: int, *, recurrent: bo
         heads, inside = read_heads(c), at.at("self_attn")
         rope, bias = partial_rope(c, heads.dim), c.get("attention_bias", bool, False)
         norms = tuple(inside.norm(name, heads.dim, eps, offset=1.0) for name in ("q_norm", "k_norm"))
-        spec = attention_spec(b, heads, rope=make_rope(b, rope), norms=(norms[0], norms[1]))
+        spec = attention_spec(b, heads, rope=make_rope(b, rope), touches=Touches(norms[0], norms[1]))
         mixer = GatedAttention(inside, hidden, heads, spec, bias=bias)
     dense = not c.get("num_experts", int, 0, low=0) or rules.sparse_step(c, index)
     mlp: Block = make_feed(c, at, Feed(), NORMS) if dense else make_mixture(c, b, at, MIX, Feed(), index)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.compute.forward import ForwardContext, NormSpec, Weight
+from tokenmill.compute.forward import ForwardContext, NormSpec, Touches, Weight
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.attention import Attention, attention_spec, separate_qkv
 from tokenmill.layers.build import Build
@@ -182,7 +182,7 @@ def _parts(head: HeadConfig, body: Build, n: int, width: int) -> tuple[Attention
         inside.norm(x, heads.dim, _eps(head)) if _stored(inside, f"{x}.weight") else None for x in ("q_norm", "k_norm")
     ]
     rope = make_rope(body, whole_rope(c, heads.dim))
-    spec = attention_spec(body, heads, rope=rope, window=window_of(c, n), norms=(turned[0], turned[1]))
+    spec = attention_spec(body, heads, rope=rope, window=window_of(c, n), touches=Touches(turned[0], turned[1]))
     attention = Attention(
         separate_qkv(inside, width, heads, bias=_stored(inside, "q_proj.bias")),
         RowLinear(inside, heads.width, hidden, "o_proj", bias=_stored(inside, "o_proj.bias")),

@@ -12,7 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan, KVSpec, KVView, NormSpec, RopeSpec
+from tokenmill.compute.forward import (
+    AttentionSpec,
+    ForwardContext,
+    GroupPlan,
+    KVSpec,
+    KVView,
+    NormSpec,
+    RopeSpec,
+    Touches,
+)
 from tokenmill.kernels.reference import ReferenceKernels
 
 REFERENCE = ReferenceKernels()
@@ -235,8 +244,9 @@ def test_prepare_qkv(kernels, tokens, heads, dims, rope, norm, dtype, kv_dtype, 
         0, 0, query_heads, KVSpec("latent" if latent else "full", kv_heads, dk, dv), 1.0,
         rope=None if rope == "none" else RopeSpec(
             angle.cos(), angle.sin(), 8 if rope == "part" else dk, rope == "pairs", 5 if rope == "part" else 0),
-        q_norm=None if norm == "none" else NormSpec(random(dk if norm == "head" else query_heads * dk, seed=2), 1e-5),
-        k_norm=None if norm == "none" else NormSpec(random(dk if norm == "head" else kv_heads * dk, seed=3), 1e-5),
+        touches=Touches() if norm == "none" else Touches(
+            NormSpec(random(dk if norm == "head" else query_heads * dk, seed=2), 1e-5),
+            NormSpec(random(dk if norm == "head" else kv_heads * dk, seed=3), 1e-5)),
     )  # fmt: skip
     width = query_heads * dk + (dk if latent else kv_heads * (dk + dv))
     qkv = random(tokens, width, dtype=dtype, seed=seed)

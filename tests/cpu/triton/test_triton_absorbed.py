@@ -12,7 +12,7 @@ triton = pytest.importorskip("triton")
 from paged_batch import PagedBatch  # noqa: E402
 from tests.thinned import covering  # noqa: E402
 
-from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, NormSpec, RopeSpec  # noqa: E402
+from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, NormSpec, RopeSpec, Touches  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.attention.heads import multiply_heads  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
@@ -25,7 +25,8 @@ def spec_of(heads, latent, rest, *, rotates, interleaved):
     kv = KVSpec("latent", 1, latent + rest, latent)
     angle = torch.arange(256.0)[:, None] * (10.0 ** -torch.linspace(0, 3, rest // 2))
     rope = RopeSpec(angle.cos(), angle.sin(), rest, interleaved=interleaved, start=latent) if rotates else None
-    return AttentionSpec(layer=0, group=0, heads=heads, kv=kv, scale=0.2, rope=rope)
+    touches = Touches(temper=torch.linspace(1, 3, 256) if interleaved else None)
+    return AttentionSpec(layer=0, group=0, heads=heads, kv=kv, scale=0.2, rope=rope, touches=touches)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_like_the_reference(sizes, rotates, interleaved, normed, dtype):
     spec, kernels = spec_of(heads, latent, rest, rotates=rotates, interleaved=interleaved), TritonKernels()
     kernels._unfolds = False
     norm = NormSpec(1 + 0.1 * torch.randn(latent).to(dtype), 1e-6)
-    fresh = replace(spec, k_norm=norm) if normed else spec
+    fresh = replace(spec, touches=replace(spec.touches, k_norm=norm)) if normed else spec
     up, down = (torch.randn(heads, *shape).to(dtype) / latent**0.5 for shape in ((latent, plain), (wide, latent)))
     ours, theirs = PagedBatch((spec.kv,), kernels, dtype=dtype), PagedBatch((spec.kv,), REFERENCE, dtype=dtype)
     for grants in STEPS:

@@ -10,10 +10,10 @@ import torch
 triton = pytest.importorskip("triton")
 
 from paged_batch import PagedBatch  # noqa: E402
-from tests.cpu.triton.triton_attention_helpers import REFERENCE, STEPS, both, make_spec, rope  # noqa: E402
+from tests.cpu.triton.triton_attention_helpers import REFERENCE, STEPS, both, make_spec, rope, width_of  # noqa: E402
 from tests.thinned import covering  # noqa: E402
 
-from tokenmill.compute.forward import NormSpec  # noqa: E402
+from tokenmill.compute.forward import NormSpec, Touches  # noqa: E402
 from tokenmill.kernels.triton.attention import decode  # noqa: E402
 from tokenmill.kernels.triton.attention.cascade import attend_shared, common_entries  # noqa: E402
 from tokenmill.kernels.triton.attention.decode import attend_one  # noqa: E402
@@ -25,8 +25,7 @@ SPECS = {
     "plain": {},
     "norms": {
         "rope": rope(8, interleaved=True, start=4),
-        "q_norm": NormSpec(torch.rand(16) + 0.5, 1e-6, offset=1.0),
-        "k_norm": NormSpec(torch.rand(16) + 0.5, 1e-6),
+        "touches": Touches(NormSpec(torch.rand(16) + 0.5, 1e-6, offset=1.0), NormSpec(torch.rand(16) + 0.5, 1e-6)),
     },
     "alone": {"heads": 3, "kv_heads": 3, "softcap": 5.0, "rope": rope(16)},
     "odd sizes": {"heads": 6, "kv_heads": 2, "dim": 24, "value_dim": 40, "sinks": torch.randn(6)},
@@ -34,11 +33,35 @@ SPECS = {
     "window": {"window": 20, "sinks": torch.randn(4)},
     "chunks": {"window": -24},
     "heads of 512": {"heads": 2, "kv_heads": 1, "dim": 512, "value_dim": 512, "rope": rope(128)},
-    "norms of rows": {"q_norm": NormSpec(torch.rand(64) + 0.5, 1e-6), "k_norm": NormSpec(torch.rand(32) + 0.5, 1e-6)},
+    "norms of rows": {"touches": Touches(NormSpec(torch.rand(64) + 0.5, 1e-6), NormSpec(torch.rand(32) + 0.5, 1e-6))},
     "other norms": {
         "rope": rope(16),
-        "q_norm": NormSpec(torch.rand(16) + 0.5, 1e-6, "layer", torch.rand(16)),
-        "k_norm": NormSpec(torch.rand(16) + 0.5, 1e-6),
+        "touches": Touches(
+            NormSpec(torch.rand(16) + 0.5, 1e-6, "layer", torch.rand(16)), NormSpec(torch.rand(16) + 0.5, 1e-6)
+        ),
+    },
+    "norms behind the rotation": {
+        "dim": 24,
+        "value_dim": 16,
+        "rope": rope(8, start=4),
+        "touches": Touches(NormSpec(torch.rand(24) + 0.5, 1e-6), NormSpec(torch.rand(24) + 0.5, 1e-6), late=True),
+    },
+    "heads with norms of their own": {
+        "dim": 24,
+        "value_dim": 16,
+        "rope": rope(24, interleaved=True),
+        "touches": Touches(NormSpec(torch.rand(4, 24), 1e-5, "layer"), NormSpec(torch.rand(2, 24), 1e-5)),
+    },
+    "tempers": {"rope": rope(16), "touches": Touches(temper=torch.rand(256) + 0.5)},
+    "normed values": {
+        "rope": rope(16),
+        "touches": Touches(
+            NormSpec(torch.rand(16), 1e-6), NormSpec(torch.rand(16), 1e-6), NormSpec(torch.ones(16), 1e-6)
+        ),
+    },
+    "values that are keys": {
+        "rope": rope(16),
+        "touches": Touches(None, NormSpec(torch.rand(16), 1e-6), NormSpec(torch.ones(16), 1e-6), values="keys"),
     },
 }
 
@@ -49,10 +72,25 @@ def test_like_the_reference(name):
         assert torch.allclose(found, expected, atol=2e-5), (found - expected).abs().max()
 
 
-@pytest.mark.parametrize("name", ["norms of rows", "other norms", "heads of 512"])
+@pytest.mark.parametrize("name", [*SPECS][-8:])
 def test_nothing_falls_back(name):
     kernels = TritonKernels()
     list(both(make_spec(**SPECS[name]), STEPS[:2], kernels=kernels))
+    assert not any(counted["fallbacks"] for counted in kernels.counters().values())
+
+
+def test_queries_alone():
+    """They read what is stored, the newest keys included, and store nothing."""
+    norm, kernels = NormSpec(torch.rand(16) + 0.5, 1e-6), TritonKernels()
+    whole = make_spec(rope=rope(16))
+    alone = replace(whole, touches=Touches(norm, values="stored"))
+    batch = PagedBatch((whole.kv,), kernels)
+    for grants in STEPS:
+        ctx = batch.step(grants)
+        REFERENCE.prepare_qkv(torch.randn(sum(n for _, n in grants), 128), whole, ctx)
+        before, q = ctx.kv[0].key.clone(), torch.randn(sum(n for _, n in grants), 64)
+        assert torch.allclose(kernels.attend(q, alone, ctx), REFERENCE.attend(q, alone, ctx), atol=2e-5)
+        assert torch.equal(before.nan_to_num(7.0), ctx.kv[0].key.nan_to_num(7.0))
     assert not any(counted["fallbacks"] for counted in kernels.counters().values())
 
 
@@ -184,13 +222,15 @@ def test_nan_stays_at_home():
 EIGHT_BITS = [torch.int8, torch.float8_e4m3fn]
 
 
-@pytest.mark.parametrize(("name", "dtype"), covering(["norms", "odd sizes", "window"], EIGHT_BITS))
+@pytest.mark.parametrize(
+    ("name", "dtype"), covering(["norms", "odd sizes", "window", "normed values", "values that are keys"], EIGHT_BITS)
+)
 def test_eight_bit_pages(dtype, name):
     """Numbers and scales like the reference's; attention reads what was stored."""
     torch.manual_seed(0)
     spec, kernels = make_spec(**SPECS[name]), TritonKernels()
     kv = spec.kv
-    width = (spec.heads + kv.heads) * kv.key_dim + kv.heads * kv.value_dim
+    width = width_of(spec)
     ours, theirs = (PagedBatch((kv,), k, dtype=dtype) for k in (kernels, REFERENCE))
     for grants in [*STEPS, [("a", 40), ("b", 1)]]:
         x = torch.randn(sum(n for _, n in grants), width)

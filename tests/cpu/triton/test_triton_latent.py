@@ -10,7 +10,7 @@ triton = pytest.importorskip("triton")
 from paged_batch import PagedBatch  # noqa: E402
 from tests.thinned import covering  # noqa: E402
 
-from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, RopeSpec  # noqa: E402
+from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, RopeSpec, Touches  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 
@@ -22,7 +22,8 @@ def latent_spec(heads, latent, rotated, *, interleaved=True):
     angle = torch.arange(256.0)[:, None] * (10.0 ** -torch.linspace(0, 3, rotated // 2))
     rope = RopeSpec(angle.cos(), angle.sin(), rotated, interleaved=interleaved, start=latent)
     kv = KVSpec("latent", 1, latent + rotated, latent)
-    return AttentionSpec(layer=0, group=0, heads=heads, kv=kv, scale=0.2, rope=rope)
+    touches = Touches(temper=None if interleaved else torch.linspace(1, 3, 256))
+    return AttentionSpec(layer=0, group=0, heads=heads, kv=kv, scale=0.2, rope=rope, touches=touches)
 
 
 @pytest.mark.parametrize(("heads", "latent", "rotated", "interleaved"), [(4, 32, 8, True), (20, 24, 16, False)])

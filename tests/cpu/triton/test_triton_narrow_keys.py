@@ -12,7 +12,7 @@ import triton.language as tl  # noqa: E402
 from paged_batch import PagedBatch  # noqa: E402
 from tests.thinned import covering  # noqa: E402
 
-from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, KVView, NormSpec, RopeSpec  # noqa: E402
+from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, KVView, NormSpec, RopeSpec, Touches  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.attention import decode  # noqa: E402
 from tokenmill.kernels.triton.attention.narrow_keys import halves_of, in_words, quarters_of  # noqa: E402
@@ -147,7 +147,9 @@ CASES = {
     "heads of 128": {"dim": 128, "heads": 8, "kv_heads": 1, "steps": STEPS[:3]},
     "heads of 256": {"dim": 256, "heads": 3, "kv_heads": 3, "rope": rope(64), "steps": STEPS[:3]},
     "odd sizes": {"heads": 6, "dim": 24, "value_dim": 40, "sinks": torch.linspace(-1, 1, 6)},
-    "norms": {"q_norm": NormSpec(torch.linspace(0.5, 1.5, 64), 1e-6), "k_norm": NormSpec(torch.ones(64), 1e-6, 1.0)},
+    "norms": {
+        "touches": Touches(NormSpec(torch.linspace(0.5, 1.5, 64), 1e-6), NormSpec(torch.ones(64), 1e-6, offset=1.0))
+    },
     "window": {"window": 20, "sinks": torch.linspace(-1, 1, 4)},
     "chunks": {"window": -24},
     "alibi": {"alibi": torch.tensor([0.5, 0.25, 0.1, 0.05])},

@@ -12,7 +12,7 @@ triton = pytest.importorskip("triton")
 from paged_batch import PagedBatch  # noqa: E402
 from tests.thinned import covering  # noqa: E402
 
-from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, NormSpec, RopeSpec  # noqa: E402
+from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, NormSpec, RopeSpec, Touches  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.attention import unfolded  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
@@ -24,9 +24,8 @@ STEPS = [[("a", 37), ("b", 5)], [("a", 1), ("b", 40), ("c", 1)], [("c", 70)], [(
 def latent_spec(heads: int, latent: int, rest: int, *, rotates: bool = True) -> AttentionSpec:
     angle = torch.arange(256.0)[:, None] * (10.0 ** -torch.linspace(0, 3, rest // 2))
     rope = RopeSpec(angle.cos(), angle.sin(), rest, interleaved=True, start=latent) if rotates else None
-    return AttentionSpec(
-        layer=0, group=0, heads=heads, kv=KVSpec("latent", 1, latent + rest, latent), scale=0.2, rope=rope
-    )
+    kv, touches = KVSpec("latent", 1, latent + rest, latent), Touches(temper=torch.linspace(1, 2, 256))
+    return AttentionSpec(layer=0, group=0, heads=heads, kv=kv, scale=0.2, rope=rope, touches=touches)
 
 
 def absorbed(kernels, q, vector, parts, spec, ctx):
@@ -53,7 +52,7 @@ def test_like_absorbed_queries(case, stored, normed, monkeypatch):
     spec, kernels = latent_spec(5, latent, rest, rotates=rotates), TritonKernels()
     parts = torch.randn(5, latent, plain) / latent**0.5, torch.randn(5, wide, latent) / latent**0.5
     norm = NormSpec(1 + 0.1 * torch.randn(latent), 1e-6)
-    fresh = replace(spec, k_norm=norm) if normed else spec
+    fresh = replace(spec, touches=replace(spec.touches, k_norm=norm)) if normed else spec
     ours, theirs = (PagedBatch((spec.kv,), each, stored=stored) for each in (kernels, REFERENCE))
     for grants in STEPS:
         tokens = sum(n for _, n in grants)

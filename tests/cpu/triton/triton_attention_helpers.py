@@ -22,11 +22,17 @@ def make_spec(heads=4, kv_heads=2, dim=16, value_dim=16, window=0, **options):
     return AttentionSpec(layer=0, group=0, heads=heads, kv=kv, scale=dim**-0.5, window=window, **options)
 
 
+def width_of(spec):
+    """Of a token's queries, keys and values together."""
+    own = spec.touches.values == "own"
+    return (spec.heads + spec.kv.heads) * spec.kv.key_dim + own * spec.kv.heads * spec.kv.value_dim
+
+
 def both(spec, steps, *, kernels=None, drop=True):
     """The same steps through both backends -> pairs of outputs, and of the last step's q."""
     kernels = kernels or TritonKernels()
     kv = spec.kv
-    width = (spec.heads + kv.heads) * kv.key_dim + kv.heads * kv.value_dim
+    width = width_of(spec)
     ours, theirs = PagedBatch((kv,), kernels, drop=drop), PagedBatch((kv,), REFERENCE, drop=drop)
     for grants in steps:
         x = torch.randn(sum(n for _, n in grants), width)

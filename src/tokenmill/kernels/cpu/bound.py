@@ -16,6 +16,7 @@ from torch import Tensor
 from tokenmill import _native
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan, KVView, NormSpec
 from tokenmill.kernels.cpu.packed import STORED, TYPES, PackedMatrix
+from tokenmill.kernels.cpu.touches import HeadTouches, plain
 
 _MOST_NORMS = 4096
 
@@ -55,11 +56,13 @@ class BoundNorms:
 class BoundLayer:
     """An AttentionSpec and its pages, bound to a native object; `native` is None where csrc must pass."""
 
-    __slots__ = ("keep", "key", "native", "spec", "value", "work")
+    __slots__ = ("keep", "key", "native", "spec", "touches", "value", "work")
 
     def __init__(self, spec: AttentionSpec, ctx: ForwardContext, bind_norm: Callable[[NormSpec], Any]) -> None:
         view = ctx.kv[spec.layer]
         self.spec, self.key, self.value = spec, weakref.ref(view.key), weakref.ref(view.value)
+        self.touches = HeadTouches(spec)
+        spec = plain(spec)
         self.keep: list[Tensor] = []
         self.native: Any = None
         self.work = float(spec.heads * (spec.kv.key_dim + spec.kv.value_dim))
@@ -68,7 +71,7 @@ class BoundLayer:
 
     @staticmethod
     def _fits(spec: AttentionSpec, view: KVView) -> bool:
-        norms = [norm for norm in (spec.q_norm, spec.k_norm) if norm is not None]
+        norms = [norm for norm in (spec.touches.q_norm, spec.touches.k_norm) if norm is not None]
         key, value = view.key, view.value
         return (
             key.dtype in STORED
@@ -99,10 +102,8 @@ class BoundLayer:
             rope = spec.rope
             cos, sin = self._floats(rope.cos), self._floats(rope.sin)
             native.rope(cos, sin, rope.cos.shape[0], rope.dim, rope.start, rope.interleaved)
-        native.norms(
-            None if spec.q_norm is None else bind_norm(spec.q_norm),
-            None if spec.k_norm is None else bind_norm(spec.k_norm),
-        )
+        norms = spec.touches.q_norm, spec.touches.k_norm
+        native.norms(*(None if norm is None else bind_norm(norm) for norm in norms))
         strides = [*view.key.stride()[:3], *view.value.stride()[:3]]
         blocks, _, size, _ = view.key.shape
         native.pages(view.key.data_ptr(), view.value.data_ptr(), strides, blocks, size, STORED[view.key.dtype])

@@ -42,6 +42,7 @@ from tokenmill.kernels.cpu.mixture import add_experts, route, visit
 from tokenmill.kernels.cpu.packed import PACKERS, SPARSE, TYPES, PackedMatrix, pack_dense, pack_numbers, quantise
 from tokenmill.kernels.cpu.replay import record
 from tokenmill.kernels.cpu.rows import advance_, gather_rows
+from tokenmill.kernels.pointwise import tempered
 from tokenmill.kernels.reference import ReferenceKernels
 
 T = TypeVar("T")
@@ -450,15 +451,16 @@ class CpuKernels(ReferenceKernels):
             self.count("prepare_qkv", fallback=True)
             return super().prepare_qkv(qkv, spec, ctx)
         self.count("prepare_qkv")
+        if spec.touches.values == "stored":
+            return layer.touches.queries(qkv, ctx.positions, self.norm)
         plan = self._plan(spec.group, ctx)
-        if qkv.stride(1) != 1:
-            qkv = qkv.contiguous()
+        qkv = layer.touches.before(qkv if qkv.stride(1) == 1 else qkv.contiguous(), ctx.positions, self.norm)
         tokens = qkv.shape[0]
         out = torch.empty((tokens, spec.heads, spec.kv.key_dim), dtype=qkv.dtype)
         layer.native.prepare(
             qkv.data_ptr(), out.data_ptr(), tokens, qkv.stride(0), kind, plan.positions_at, plan.slots_at
         )
-        return out
+        return tempered(out, spec.touches.temper, ctx.positions)
 
     def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None = None) -> Tensor:
         """q [T, H, Dk] against the paged keys and values as stored -> [T, H * Dv]."""

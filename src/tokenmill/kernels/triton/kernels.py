@@ -34,7 +34,7 @@ from tokenmill.kernels.triton.attention.decode import attend_one
 from tokenmill.kernels.triton.attention.heads import multiply_heads
 from tokenmill.kernels.triton.attention.key_choice import can_choose, choose_keys
 from tokenmill.kernels.triton.attention.latent import attend_latent, prepare_apart, prepare_latent, serves
-from tokenmill.kernels.triton.attention.prepare import can_prepare, norm_rows, prepare_qkv
+from tokenmill.kernels.triton.attention.prepare import can_norm_rows, can_prepare, norm_rows, prepare_qkv
 from tokenmill.kernels.triton.attention.stepping import Stepping, has_heads
 from tokenmill.kernels.triton.attention.stored import can_store
 from tokenmill.kernels.triton.attention.unfolded import attend_unfolded, can_unfold, last_tokens
@@ -330,10 +330,11 @@ class TritonKernels(ProductKernels):
             return prepare_latent(qkv, spec, ctx, pdl=self.launch.pdl)
         latent = spec.kv.kind == "latent"
         stores = can_choose(spec, ctx) if latent else can_store(ctx.kv[spec.layer])
-        if not stores or qkv.shape[0] == 0:
+        prepares = latent or can_prepare(spec)
+        if not (stores and (prepares or can_norm_rows(spec))) or qkv.shape[0] == 0:
             self.count("prepare_qkv", fallback=True)
             return super().prepare_qkv(qkv, spec, ctx)
-        if not latent and not can_prepare(spec):
+        if not prepares:
             qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
             qkv, spec = norm_rows(qkv, spec, pdl=self.launch.pdl)
         self.count("prepare_qkv")
@@ -372,7 +373,7 @@ class TritonKernels(ProductKernels):
     ) -> Tensor | None:
         """Long prompts attend to keys and values of heads, and the one new token of other sequences to vectors; a few
         tokens take three launches in all."""
-        (up, down), fresh, spec = parts, spec.k_norm, replace(spec, k_norm=None)
+        (up, down), fresh, spec = parts, spec.touches.k_norm, replace(spec, touches=replace(spec.touches, k_norm=None))
         if self.launch.steady or not serves(spec, ctx):
             return None
         hopper, unfolds = self.launch.hopper, self._unfolds and keys is None and not self.launch.small

@@ -42,11 +42,12 @@ def _turned(rows, real, r, position, cos_ptr, sin_ptr, R: tl.constexpr, ROPE: tl
 
 @triton.jit(do_not_specialize=["T", "q_token", "low_token", "high_token"])
 def _absorb_kernel(
-    q_ptr, up_ptr, low_ptr, high_ptr, gain_ptr, out_ptr, key_ptr, slot_ptr, position_ptr, cos_ptr, sin_ptr,
+    q_ptr, up_ptr, low_ptr, high_ptr, norm_ptr, out_ptr, key_ptr, slot_ptr, position_ptr, cos_ptr, sin_ptr, temper_ptr,
     T, q_token, low_token, high_token, key_block, key_row, eps,
     H: tl.constexpr, D: tl.constexpr, L: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr, BT: tl.constexpr,
     BN: tl.constexpr, BD: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr, ROPE: tl.constexpr,
-    INTERLEAVED: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    INTERLEAVED: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, TEMPER: tl.constexpr, WIDE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     TILES: tl.constexpr = (L + BN - 1) // BN
@@ -58,7 +59,7 @@ def _absorb_kernel(
     if head == H:  # the programs that store
         low = tl.arange(0, BL)[None, :]
         if NORM:
-            gain = tl.load(gain_ptr + low, mask=low < L, other=0.0).to(tl.float32) + OFFSET
+            gain = tl.load(norm_ptr + low, mask=low < L, other=0.0).to(tl.float32) + OFFSET
         wait(PDL)
         token = tl.program_id(1) * BT + tile
         for at in range(token, tl.minimum(T, (tl.program_id(1) + 1) * BT), TILES):
@@ -85,10 +86,15 @@ def _absorb_kernel(
     target = out_ptr + (t.to(tl.int64) * H + head) * (L + R)
     q = tl.load(source[None, :] + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)
     y = product(w, q, tl.zeros((BN, BT), dtype=tl.float32), WIDE)
+    if TEMPER:
+        by = tl.load(temper_ptr + tl.load(position_ptr + t, mask=there, other=0), mask=there, other=1.0)
+        y = y * by[None, :]
     tl.store(target[None, :] + n[:, None], y.to(out_ptr.dtype.element_ty), mask=there[None, :] & (n < L)[:, None])
     if tile == 0:
         position = tl.load(position_ptr + t, mask=there, other=0)
         x = _turned(source[:, None] + D, there, r, position, cos_ptr, sin_ptr, R, ROPE, INTERLEAVED)
+        if TEMPER:
+            x = x * by[:, None]
         tl.store(target[:, None] + L + r[None, :], x.to(out_ptr.dtype.element_ty),
                  mask=there[:, None] & (r < R)[None, :])  # fmt: skip
 
@@ -117,13 +123,13 @@ def absorb(
     block_t, block_n = tokens_of_tile(tokens), rows_of_tile(heads, latent)
     _absorb_kernel[((heads + 1) * triton.cdiv(latent, block_n), triton.cdiv(tokens, block_t))](
         q, up, low, high, None if norm is None else norm.weight, out, kv.key, ctx.groups[spec.group].slots,
-        ctx.positions, None if rope is None else rope.cos, None if rope is None else rope.sin,
+        ctx.positions, None if rope is None else rope.cos, None if rope is None else rope.sin, spec.touches.temper,
         tokens, q.stride(0), low.stride(0), high.stride(0), kv.key.stride(0), kv.key.stride(2),
         0.0 if norm is None else norm.eps,
         H=heads, D=up.shape[2], L=latent, R=rest, SIZE=ctx.block_size, BT=block_t, BN=block_n,
         BD=max(16, pow2(up.shape[2])), BL=pow2(latent), BR=pow2(rest), ROPE=rope is not None,
         INTERLEAVED=rope is not None and rope.interleaved, NORM=norm is not None,
-        OFFSET=0.0 if norm is None else norm.offset, WIDE=INTERPRETED or q.dtype == torch.float32, PDL=pdl,
-        num_warps=4, launch_pdl=pdl,
+        OFFSET=0.0 if norm is None else norm.offset, TEMPER=spec.touches.temper is not None,
+        WIDE=INTERPRETED or q.dtype == torch.float32, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out

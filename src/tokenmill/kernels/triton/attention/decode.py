@@ -16,12 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.compute.forward import AttentionSpec, ForwardContext
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, Touches
 from tokenmill.kernels.triton.attention.decode_records import (
     Bends,
     Cut,
     Epsilons,
-    Fresh,
     Pages,
     Partial,
     Plan,
@@ -48,7 +47,7 @@ from tokenmill.kernels.triton.attention.paging import (
     reach,
 )
 from tokenmill.kernels.triton.attention.partial import finish, join_all, join_shared, leave_part
-from tokenmill.kernels.triton.attention.prepare import rotated
+from tokenmill.kernels.triton.attention.prepare import Way, epsilons, head_norm, rotated, value_start, ways, weights
 from tokenmill.kernels.triton.attention.stored import columns, kinds_of, put, scale_strides, scales_of
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, wait
 
@@ -143,25 +142,28 @@ def _extent(seq, split, end, kv_len, query_position, window, plan, SHAPE: tl.con
 @triton.jit
 def _new_heads(
     source, kv_head, head, real, query_position, turns, eps, like, here, strides, slot, stores,
-    SHAPE: tl.constexpr, NEW: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr,
+    SHAPE: tl.constexpr, Q_WAY: tl.constexpr, K_WAY: tl.constexpr, V_WAY: tl.constexpr, V_START: tl.constexpr,
+    K_KIND: tl.constexpr, V_KIND: tl.constexpr,
 ):  # fmt: skip
     """The product's heads at `source`: q [BH, BD], and the newest key [1, BD] and value [1, BV] as they will be read,
     which this program stores, or another one."""
     D: tl.constexpr = SHAPE.D
     H: tl.constexpr = SHAPE.H
     DV: tl.constexpr = SHAPE.DV
-    KV: tl.constexpr = SHAPE.H // SHAPE.GROUP
     SIZE: tl.constexpr = SHAPE.SIZE
     d = columns(SHAPE.BD, D, K_KIND.GROUPS)
     v = columns(SHAPE.BV, DV, V_KIND.GROUPS)
     at_position = query_position.to(tl.int64)
-    q = rotated(source + head[:, None] * D, turns.q_norm, turns.cos, turns.sin, at_position, real[:, None], d, eps.q,
-                D, NEW.Q_NORM, NEW.Q_OFFSET, NEW.ROPE, NEW.START, NEW.DIM, NEW.INTERLEAVED).to(like)  # fmt: skip
+    q = rotated(source + head[:, None] * D, head[:, None], turns.q_norm, turns.cos, turns.sin, turns.temper,
+                at_position, real[:, None], d, eps.q, D, Q_WAY).to(like)  # fmt: skip
     one = tl.arange(0, 1)
-    key = rotated(source + (H + kv_head) * D + one[:, None], turns.k_norm, turns.cos, turns.sin, at_position,
-                  (one == 0)[:, None], d, eps.k, D, NEW.K_NORM, NEW.K_OFFSET, NEW.ROPE, NEW.START, NEW.DIM,
-                  NEW.INTERLEAVED)  # fmt: skip
-    value = tl.load(source + (H + KV) * D + kv_head * DV + one[:, None] + v[None, :], mask=(v < DV)[None, :], other=0.0)
+    key = rotated(source + (H + kv_head) * D + one[:, None], kv_head + one[:, None], turns.k_norm, turns.cos, turns.sin,
+                  turns.temper, at_position, (one == 0)[:, None], d, eps.k, D, K_WAY)  # fmt: skip
+    inside = (one == 0)[:, None] & (v < DV)[None, :]
+    value = tl.load(source + V_START + kv_head * DV + one[:, None] + v[None, :], mask=inside, other=0.0)
+    if V_WAY.NORM != "none":
+        value, _, _ = head_norm(value.to(tl.float32), inside, turns.v_norm, kv_head + one[:, None], v, eps.v, DV, V_WAY)
+        value = value.to(like)
     keys, values, key_scales, value_scales = here
     block, row = slot // SIZE, slot % SIZE
     stores = stores & (one == 0)
@@ -217,12 +219,13 @@ def _fold_newest(acc, top, total, q, key, value, slope, scale, softcap, SOFTCAP:
 def _decode_kernel(
     q_ptr, pages, plan, bends, turns, out_ptr, partial, q_stride, table_stride, places_stride, strides, scale, softcap,
     window, eps,
-    SHAPE: tl.constexpr, CUT: tl.constexpr, SEEN: tl.constexpr, NEW: tl.constexpr,
-    K_KIND: tl.constexpr, V_KIND: tl.constexpr, MIXED: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    SHAPE: tl.constexpr, CUT: tl.constexpr, SEEN: tl.constexpr, FRESH: tl.constexpr, V_START: tl.constexpr,
+    Q_WAY: tl.constexpr, K_WAY: tl.constexpr, V_WAY: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr,
+    MIXED: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """NEW: q_ptr is the product, and the newest key is stored here; MIXED: some sequences have more new tokens."""
+    """FRESH: q_ptr is the product, whose values begin at V_START, and the newest key is stored here; MIXED: some
+    sequences have more new tokens."""
     begin(PDL)
-    FRESH: tl.constexpr = NEW is not None
     seq = tl.program_id(0)
     kv_head = tl.program_id(1)
     # Short sequences leave the last parts empty: their programs come first and go, while the kernel before ends.
@@ -291,7 +294,7 @@ def _decode_kernel(
     if FRESH:
         q, new_key, new_value = _new_heads(
             q_ptr + query * q_stride, kv_head, head, real, query_position, turns, eps, q_ptr.dtype.element_ty,
-            here, strides, slot, split == active - 1, SHAPE, NEW, K_KIND, V_KIND,
+            here, strides, slot, split == active - 1, SHAPE, Q_WAY, K_WAY, V_WAY, V_START, K_KIND, V_KIND,
         )  # fmt: skip
     else:
         d = columns(SHAPE.BD, SHAPE.D, K_KIND.GROUPS)
@@ -354,19 +357,12 @@ def attend_one(
     line = 128 // keys.element_size()
     partial = scratch.partial(q.device)
     tops = partial[seqs * spec.heads * parts * spec.kv.value_dim :] if parts > 1 else partial
-    q_norm, k_norm = (spec.q_norm, spec.k_norm) if fresh else (None, None)
+    touches = spec.touches if fresh else Touches()
     if not fresh:
         rope = None
     lines = pow2(max(1, min(keys.shape[3], values.shape[3]) // line) + 1) // 2
     width, value_width = spec.kv.key_dim, spec.kv.value_dim
-    new = None
-    if fresh:
-        new = Fresh(
-            q_norm is not None, k_norm is not None,
-            0.0 if q_norm is None else q_norm.offset, 0.0 if k_norm is None else k_norm.offset,
-            rope is not None, 0 if rope is None else rope.start, 0 if rope is None else rope.dim,
-            rope is not None and rope.interleaved,
-        )  # fmt: skip
+    q_way, k_way, v_way = ways(spec) if fresh else (Way(), Way(), Way())
     narrow, strides = kinds["K_KIND"].PER > 1, (*keys.stride()[:3], *values.stride()[:3])
     unit, index = _units(keys, values) if narrow else (1, tl.int64)
     _decode_kernel[(seqs, heads, splits)](
@@ -378,14 +374,13 @@ def attend_one(
         ),
         Bends(spec.sinks, spec.alibi),
         Turns(
-            None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight,
-            None if rope is None else rope.cos, None if rope is None else rope.sin,
+            *weights(touches), None if rope is None else rope.cos, None if rope is None else rope.sin, touches.temper
         ),
         out, Partial(partial, tops, scratch.counters(q.device)), q.stride(0), plan.tables.stride(0),
         path_parts(plan.paths)[2],
         Strides(*(stride // unit for stride in strides), *scale_strides(kv)),
         spec.scale, spec.softcap, spec.window,
-        Epsilons(0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps),
+        Epsilons(*epsilons(touches)),
         SHAPE=Shape(
             spec.heads, group, width, value_width, ctx.block_size,
             max(16, pow2(group)), block_n, max(16 * kinds["K_KIND"].PER, pow2(width)),
@@ -394,7 +389,8 @@ def attend_one(
         CUT=Cut(splits, before, parts, pow2(parts), least, stages, near, line, lines),
         SEEN=Seen(plan.first is not None, spec.window != 0, spec.softcap > 0, spec.sinks is not None,
                   spec.alibi is not None, plan.paths is not None),
-        NEW=new, **kinds, MIXED=mixed, WIDE=INTERPRETED or q.dtype == torch.float32, PDL=pdl,
+        FRESH=fresh, V_START=value_start(spec) if fresh else 0, Q_WAY=q_way, K_WAY=k_way, V_WAY=v_way,
+        **kinds, MIXED=mixed, WIDE=INTERPRETED or q.dtype == torch.float32, PDL=pdl,
         num_warps=warps, launch_pdl=pdl, maxnreg=REGISTERS if narrow and warps == 1 else None,
     )  # fmt: skip
 

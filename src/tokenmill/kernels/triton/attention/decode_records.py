@@ -54,12 +54,14 @@ class Bends(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """What norms and rotates new heads."""
+    """What norms, rotates and tempers new heads."""
 
     q_norm: Any
     k_norm: Any
+    v_norm: Any
     cos: Any
     sin: Any
+    temper: Any
 
 
 class Epsilons(NamedTuple):
@@ -67,6 +69,7 @@ class Epsilons(NamedTuple):
 
     q: Any
     k: Any
+    v: Any
 
 
 class Partial(NamedTuple):
@@ -118,16 +121,3 @@ class Seen(NamedTuple):
     SINKS: bool
     ALIBI: bool
     TREE: bool
-
-
-class Fresh(NamedTuple):
-    """How new heads are normed and rotated."""
-
-    Q_NORM: bool
-    K_NORM: bool
-    Q_OFFSET: float
-    K_OFFSET: float
-    ROPE: bool
-    START: int
-    DIM: int
-    INTERLEAVED: bool

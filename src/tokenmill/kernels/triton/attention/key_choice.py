@@ -129,7 +129,7 @@ def _choose_kernel(
 def can_choose(spec: AttentionSpec, ctx: ForwardContext) -> bool:
     """Plain pages of vectors, whose tables are contiguous, and no trees."""
     plan = ctx.groups[spec.group]
-    plain = spec.kv.kind == "latent" and spec.q_norm is None and spec.k_norm is None and not spec.window
+    plain = spec.kv.kind == "latent" and spec.touches.q_norm is None and spec.touches.k_norm is None and not spec.window
     return plain and can_store(ctx.kv[spec.layer]) and plan.first is None and plan.paths is None
 
 

@@ -23,7 +23,7 @@ from tokenmill.kernels.triton.attention.paging import (
     place_of,
     product,
 )
-from tokenmill.kernels.triton.attention.prepare import mates, rotated
+from tokenmill.kernels.triton.attention.prepare import Way, mates, rotated
 from tokenmill.kernels.triton.attention.stored import (
     can_store,
     columns,
@@ -47,13 +47,14 @@ from tokenmill.kernels.triton.common import (
 
 @triton.jit
 def _store_kernel(
-    qkv_ptr, q_ptr, key_ptr, scale_ptr, slot_ptr, position_ptr, cos_ptr, sin_ptr,
+    qkv_ptr, q_ptr, key_ptr, scale_ptr, slot_ptr, position_ptr, cos_ptr, sin_ptr, temper_ptr,
     stride, key_block, key_row, scale_block, scale_row,
     H: tl.constexpr, L: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr, HEADS: tl.constexpr,
     BL: tl.constexpr, BR: tl.constexpr, BLOCK: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
-    KIND: tl.constexpr, KEY: tl.constexpr, PDL: tl.constexpr,
+    TEMPER: tl.constexpr, WAY: tl.constexpr, KIND: tl.constexpr, KEY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """KEY: the vector comes behind the queries, as one more head; else there are only queries."""
+    """KEY: the vector comes behind the queries, as one more head; else there are only queries. WAY: how one is rotated
+    that is rounded as a whole."""
     begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     if KEY and KIND.PER > 1:
@@ -62,8 +63,8 @@ def _store_kernel(
             d = columns(BLOCK, L + R, KIND.GROUPS)
             wait(PDL)
             rows = qkv_ptr + token * stride + H * (L + R) + one[:, None]
-            x = rotated(rows, cos_ptr, cos_ptr, sin_ptr, tl.load(position_ptr + token), (one == 0)[:, None], d, 0.0,
-                        L + R, False, 0.0, ROPE, L, R, INTERLEAVED)  # fmt: skip
+            x = rotated(rows, one[:, None], cos_ptr, cos_ptr, sin_ptr, cos_ptr, tl.load(position_ptr + token),
+                        (one == 0)[:, None], d, 0.0, L + R, WAY)  # fmt: skip
             slot = tl.load(slot_ptr + token)
             put(x.to(qkv_ptr.dtype.element_ty).to(tl.float32), one == 0,
                 key_ptr + slot // SIZE * key_block + slot % SIZE * key_row + one,
@@ -87,6 +88,10 @@ def _store_kernel(
         sin = tl.load(sin_ptr + position * HALF + angle, mask=r < R, other=0.0) * sign
         other = tl.load(source + L + mate[None, :], mask=real & (r < R)[None, :], other=0.0).to(tl.float32)
         x = x * cos[None, :] + other * sin[None, :]
+    if TEMPER:
+        by = tl.load(temper_ptr + tl.load(position_ptr + token))
+        by = tl.where(head < H, by, 1.0)[:, None]
+        plain, x = (plain.to(tl.float32) * by).to(q_ptr.dtype.element_ty), x * by
     target = q_ptr + token * H * D + head[:, None] * D
     query = (head < H)[:, None]
     tl.store(target + low[None, :], plain, mask=query & (low < L)[None, :])
@@ -104,7 +109,7 @@ def serves(spec: AttentionSpec, ctx: ForwardContext) -> bool:
     kv, rope, view = spec.kv, spec.rope, ctx.kv[spec.layer]
     more = kv.key_dim - kv.value_dim
     rotated = more > 0 and (rope is None or (rope.start == kv.value_dim and rope.dim == more))
-    bare = spec.q_norm is None and spec.k_norm is None and spec.sinks is None and spec.alibi is None
+    bare = spec.touches.q_norm is None and spec.touches.k_norm is None and spec.sinks is None and spec.alibi is None
     plain = can_store(view) and ctx.groups[spec.group].first is None
     return rotated and bare and plain and not spec.softcap and not spec.window and kv.value_dim <= 512
 
@@ -132,11 +137,13 @@ def _prepare(
     kind, scales = kinds_of(kv)["K_KIND"], scale_strides(kv)
     _store_kernel[(tokens, triton.cdiv(heads + key, together) + (key and kind.PER > 1))](
         x, q, kv.key, scales_of(kv)[0], ctx.groups[spec.group].slots, ctx.positions,
-        None if rope is None else rope.cos, None if rope is None else rope.sin,
+        None if rope is None else rope.cos, None if rope is None else rope.sin, spec.touches.temper,
         x.stride(0), kv.key.stride(0), kv.key.stride(2), scales[0], scales[2],
         H=heads, L=plain, R=rotates, SIZE=ctx.block_size, HEADS=together,
         BL=pow2(plain), BR=pow2(rotates), BLOCK=pow2(plain + rotates), ROPE=rope is not None,
-        INTERLEAVED=rope is not None and rope.interleaved, KIND=kind, KEY=key, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        INTERLEAVED=rope is not None and rope.interleaved, TEMPER=spec.touches.temper is not None,
+        WAY=Way(ROPE=rope is not None, START=plain, DIM=rotates, INTERLEAVED=rope is not None and rope.interleaved),
+        KIND=kind, KEY=key, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return q
 

@@ -70,7 +70,7 @@ class Stepping:
         plan, kv = ctx.groups[spec.group], ctx.kv[spec.layer]
         if self.launch.steady or not self.launch.fuses or ctx.max_query != 1 or qkv.shape[0] == 0:
             return False
-        if plan.paths is not None:  # nodes see new keys of other sequences
+        if plan.paths is not None or spec.touches.values == "stored":  # new keys of other sequences, or layers
             return False
         if not can_prepare(spec) or not can_pair(kv):
             return False
