@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import pathlib
-import sys
 
 import pytest
 import torch
-
-for folder in ("kernels", "models", "quant", "sampling"):
-    sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "cpu" / folder))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

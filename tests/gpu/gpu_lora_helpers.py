@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_engine_helpers import CONFIG
 from safetensors.torch import save_file
+from tests.gpu.gpu_engine_helpers import CONFIG
 
 from tokenmill import LLM, LoRARequest
 

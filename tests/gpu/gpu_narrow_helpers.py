@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from gpu_helpers import rand
+from tests.gpu.gpu_helpers import rand
 
 from tokenmill.compute.matrix import StoredMatrix
 from tokenmill.kernels.grid import FP4

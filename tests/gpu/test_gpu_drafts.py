@@ -11,9 +11,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from paged_batch import PagedBatch
 from safetensors.torch import save_file
-from tree_batch import as_trees, attention_of, grown, width
+from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.cpu.kernels.tree_batch import as_trees, attention_of, grown, width
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.compute.forward import KVFormat, KVSpec

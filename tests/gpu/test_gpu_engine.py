@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu_engine_helpers import agreement, ids, make, prompts
-from gpu_engine_helpers import model as shared_model
+from tests.gpu.gpu_engine_helpers import agreement, ids, make, prompts
+from tests.gpu.gpu_engine_helpers import model as shared_model
 
 from tokenmill import SamplingParams
 

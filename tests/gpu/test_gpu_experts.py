@@ -9,8 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from gpu_engine_helpers import agreement
-from gpu_helpers import rand, relative, triton_kernels
+from tests.gpu.gpu_engine_helpers import agreement
+from tests.gpu.gpu_helpers import rand, relative, triton_kernels
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSpec
@@ -203,7 +203,7 @@ def test_quantised_experts_are_recorded(scheme, tmp_path):
 ])  # fmt: skip
 @pytest.mark.parametrize("tokens", [1, 5, 64, 300, 2048])
 def test_packed_experts(kind, dtype, tokens):
-    from gpu_narrow_helpers import matrix as made
+    from tests.gpu.gpu_narrow_helpers import matrix as made
 
     from tokenmill.kernels.triton.quantised.narrow import pack4, pack8
 

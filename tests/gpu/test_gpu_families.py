@@ -14,16 +14,15 @@ import pytest
 import torch
 
 hf = pytest.importorskip("transformers")
-from paged_batch import PagedBatch  # noqa: E402
-from parity import DictCheckpoint, make  # noqa: E402
+from tests.cpu.kernels.paged_batch import PagedBatch  # noqa: E402
+from tests.cpu.models.parity import DictCheckpoint, make  # noqa: E402
 
 
 def read_cases():
     """The cases of the CPU's tests whose classes this machine's Transformers, maybe an older one, has."""
     while True:
         try:
-            import families_helpers
-            import family_cases
+            from tests.cpu.models import families_helpers, family_cases
 
             tabled = {f"{name} of the table": several[0] for name, several in family_cases.FAMILIES.items()}
             found = {**families_helpers.CASES, **tabled}

@@ -9,8 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from gpu_helpers import rand, relative, triton_kernels
-from paged_batch import PagedBatch
+from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.gpu.gpu_helpers import rand, relative, triton_kernels
 
 from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, NormSpec, RopeSpec
 from tokenmill.kernels.reference import ReferenceKernels

@@ -7,11 +7,11 @@ from itertools import accumulate
 
 import pytest
 import torch
-from gpu_engine_helpers import agreement, ids, prompts
-from gpu_lora_helpers import adapters as shared_adapters
-from gpu_lora_helpers import asked, make
-from gpu_lora_helpers import model as shared_model
 from safetensors.torch import save_file
+from tests.gpu.gpu_engine_helpers import agreement, ids, prompts
+from tests.gpu.gpu_lora_helpers import adapters as shared_adapters
+from tests.gpu.gpu_lora_helpers import asked, make
+from tests.gpu.gpu_lora_helpers import model as shared_model
 
 from tokenmill import LoRARequest, SamplingParams
 from tokenmill.compute.adapters import AdapterSite, Delta

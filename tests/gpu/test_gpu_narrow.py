@@ -10,8 +10,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from gpu_helpers import rand, relative
-from gpu_narrow_helpers import FP8, coded, matrix
+from tests.gpu.gpu_helpers import rand, relative
+from tests.gpu.gpu_narrow_helpers import FP8, coded, matrix
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.compute.forward import NormSpec

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 import torch
-from gpu_engine_helpers import CONFIG, agreement, ids, make, model, prompts  # noqa: F401
-from gpu_lora_helpers import adapters, asked  # noqa: F401
-from gpu_lora_helpers import make as make_adapted
-from gpu_lora_helpers import model as adapted  # noqa: F401
+from tests.gpu.gpu_engine_helpers import CONFIG, agreement, ids, make, model, prompts  # noqa: F401
+from tests.gpu.gpu_lora_helpers import adapters, asked  # noqa: F401
+from tests.gpu.gpu_lora_helpers import make as make_adapted
+from tests.gpu.gpu_lora_helpers import model as adapted  # noqa: F401
 
 from tokenmill import SamplingParams
 from tokenmill.core.config import LINKS, environment_with

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from gpu_helpers import relative
+from tests.gpu.gpu_helpers import relative
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.compute.forward import NormSpec

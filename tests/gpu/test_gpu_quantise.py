@@ -11,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from gpu_helpers import triton_kernels
+from tests.gpu.gpu_helpers import triton_kernels
 
 from tokenmill.quantize import recipes
 from tokenmill.quantize.codes import Spec

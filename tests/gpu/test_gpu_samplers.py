@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sampler_cases import CASES, DRAWS, EACH, assert_follows, draws, edited, logits_of, repeats, row, wanted_of
+from tests.cpu.sampling.sampler_cases import (
+    CASES,
+    DRAWS,
+    EACH,
+    assert_follows,
+    draws,
+    edited,
+    logits_of,
+    repeats,
+    row,
+    wanted_of,
+)
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.step import RowSampling
@@ -12,7 +23,7 @@ from tokenmill.core.step import RowSampling
 
 @pytest.mark.parametrize("name", CASES)
 def test_draws_follow_the_definition(name):
-    import plain_samplers as plain
+    from tests.cpu.sampling import plain_samplers as plain
 
     params, keep = CASES[name]
     x = logits_of()

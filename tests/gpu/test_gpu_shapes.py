@@ -13,8 +13,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from gpu_helpers import relative
-from paged_batch import PagedBatch
+from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.gpu.gpu_helpers import relative
 
 from tokenmill.compute.forward import AttentionSpec, KVSpec, NormSpec, Touches
 from tokenmill.kernels.reference import ReferenceKernels

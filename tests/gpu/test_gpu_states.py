@@ -6,8 +6,8 @@ import json
 
 import pytest
 import torch
-from gpu_helpers import triton_kernels as make_kernels
-from paged_batch import PagedBatch
+from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.gpu.gpu_helpers import triton_kernels as make_kernels
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.compute.forward import ConvSpec, DeltaSpec, NormSpec, SpaceSpec, StateSpec

@@ -11,8 +11,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from parity import DictCheckpoint
-from stored_forms_helpers import FORMS
+from tests.cpu.models.parity import DictCheckpoint
+from tests.cpu.quant.stored_forms_helpers import FORMS
 
 from tokenmill.kernels import make_kernels
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight

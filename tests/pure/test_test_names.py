@@ -43,3 +43,11 @@ def test_no_test_file_is_imported_from():
     modules |= {f"tests.{module}" for module in modules}
     found = {str(file.relative_to(ROOT)): modules & {*imported(file)} for file in ROOT.rglob("*.py")}
     assert not {file: names for file, names in found.items() if names}
+
+
+def test_helpers_are_imported_by_their_whole_names():
+    """`from tests.cpu.engine.engines import run`: a bare name depends on what other tests have put onto the path."""
+    elsewhere = {file.stem for file in (ROOT.parent / "train").rglob("*.py")}
+    helpers = {file.stem for file in ROOT.rglob("*.py") if not file.name.startswith(("test_", "__", "conftest"))}
+    found = {str(file.relative_to(ROOT)): (helpers - elsewhere) & {*imported(file)} for file in ROOT.rglob("*.py")}
+    assert not {file: names for file, names in found.items() if names}

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hub_server import Hub, serving
+from tests.cpu.checkpoint.hub_server import Hub, serving
 
 from tokenmill.checkpoint.hub import gguf_patterns, models_of
 from tokenmill.core.errors import UserError

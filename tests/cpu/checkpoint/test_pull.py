@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import Hub, serving
+from tests.cpu.checkpoint.hub_server import Hub, serving
 
 SCRIPT = """
 import json, sys

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from cli_helpers import run
 from safetensors.torch import load_file, save_file
+from tests.cpu.cli.cli_helpers import run
 
 from tokenmill.checkpoint.stored import open_store
 from tokenmill.cli.flags import resolve_stored, stored_names

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import run
+from tests.cpu.cli.cli_helpers import run
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.measure import ceilings

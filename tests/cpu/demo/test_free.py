@@ -8,7 +8,6 @@ import re
 
 import pytest
 from corpus import Corpus
-from demo_helpers import leaves
 from mixture import Mixture, makers
 from render import Case
 from skill_any_memory import any_memory
@@ -19,6 +18,7 @@ from skill_free_tools import PAIRS, done, free_tool, free_tool_zh
 from skill_memory_zh import everyday_memory_zh
 from skill_refusals import NO_TOOL
 from suites import CALLS, judge
+from tests.cpu.demo.demo_helpers import leaves
 from topics import held_nouns
 from verbs import VERBS
 from vocabulary import ALWAYS_HELD, is_held

@@ -8,7 +8,6 @@ import re
 
 import pytest
 from authored_data import rows
-from demo_helpers import leaves
 from render import Case
 from scenes import COUNTED, KINDS, scenes, tell
 from skill_notes import KEEP, KEEP_HELD, WANT, WANT_HELD, notes
@@ -18,6 +17,7 @@ from skill_steps import follow_up, two_steps
 from skill_time import time_sum
 from skill_zh import PEOPLE
 from suites import judge
+from tests.cpu.demo.demo_helpers import leaves
 
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 

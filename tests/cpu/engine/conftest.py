@@ -1,18 +1,13 @@
-"""Models that engine tests share, and the way to the builders of the model tests."""
+"""Models that engine tests share."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
+from tests.kept_helpers import kept_helpers
 
-CPU = Path(__file__).parents[1]
-sys.path[:0] = [str(Path(__file__).parent), str(CPU / "models"), str(CPU / "kernels")]
-
-from tests.kept_helpers import kept_helpers  # noqa: E402
-
-from tokenmill.testing.tiny import make_tiny  # noqa: E402
+from tokenmill.testing.tiny import make_tiny
 
 __all__ = ["kept_helpers"]
 
@@ -26,7 +21,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def opened(tiny):
     """A function that opens engines and closes them afterwards: opened(folder=tiny, **options)."""
-    from engines import open_llm
+    from tests.cpu.engine.engines import open_llm
 
     llms = []
 

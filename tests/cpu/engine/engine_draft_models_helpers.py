@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from drafters import MOST, make_eagle, make_medusa
-from engines import greedy, run
-from engines import open_usual as open_llm
+from tests.cpu.engine.drafters import MOST, make_eagle, make_medusa
+from tests.cpu.engine.engines import greedy, run
+from tests.cpu.engine.engines import open_usual as open_llm
 
 from tokenmill import SamplingParams
 from tokenmill.testing.tiny import make_tiny

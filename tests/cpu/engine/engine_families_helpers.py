@@ -6,11 +6,11 @@ import os
 from typing import Any
 
 import torch
-from engines import BACKENDS, USUAL, check_nothing_left, exact, greedy, open_llm, run
-from families_helpers import CASES
-from family_cases import Case
-from llama_helpers import CONFIGS
-from parity import theirs
+from tests.cpu.engine.engines import BACKENDS, USUAL, check_nothing_left, exact, greedy, open_llm, run
+from tests.cpu.models.families_helpers import CASES
+from tests.cpu.models.family_cases import Case
+from tests.cpu.models.llama_helpers import CONFIGS
+from tests.cpu.models.parity import theirs
 
 ALL = {**{name: Case(config) for name, config in CONFIGS.items()}, **CASES}
 FULL = bool(os.environ.get("TOKENMILL_FAMILIES"))

@@ -6,7 +6,7 @@ import os
 import time
 
 import pytest
-from engines import check_nothing_left, exact, greedy, open_llm, run
+from tests.cpu.engine.engines import check_nothing_left, exact, greedy, open_llm, run
 
 from tokenmill import SamplingParams
 from tokenmill.core.errors import EngineDeadError

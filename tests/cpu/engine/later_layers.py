@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from families_helpers import CASES
-from family_cases import ALL
 from safetensors.torch import load_file, save_file
+from tests.cpu.models.families_helpers import CASES
+from tests.cpu.models.family_cases import ALL
 
 AROUND = {
     "deepseek": ("enorm", "hnorm", "eh_proj", "shared_head.norm"),

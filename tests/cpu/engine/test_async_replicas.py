@@ -6,17 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engines import greedy
-
-sys.path.append(str(Path(__file__).parents[1] / "lora"))
-
-from making import write_adapter
+from tests.cpu.engine.engines import greedy
+from tests.cpu.lora.making import write_adapter
 
 from tokenmill import AsyncLLM, LoRARequest, RequestOutput, SamplingParams
 from tokenmill.core.errors import BusyError, EngineDeadError, UserError

@@ -6,7 +6,7 @@ import asyncio
 import random
 
 import pytest
-from engines import check_nothing_left, exact, greedy, open_llm, run
+from tests.cpu.engine.engines import check_nothing_left, exact, greedy, open_llm, run
 
 from tokenmill import AsyncLLM, PoolingParams, SamplingParams
 from tokenmill.core.errors import EngineDeadError, UserError

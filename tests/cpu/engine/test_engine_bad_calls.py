@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from engines import check_nothing_left, exact, greedy, run
-from engines import open_usual as open_llm
+from tests.cpu.engine.engines import check_nothing_left, exact, greedy, run
+from tests.cpu.engine.engines import open_usual as open_llm
 
 from tokenmill import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from tokenmill.core.errors import ParameterError, UserError

@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 import torch
-from engines import BACKENDS, check_nothing_left, exact, greedy, run
-from engines import open_usual as open_llm
 from safetensors.torch import load_file, save_file
+from tests.cpu.engine.engines import BACKENDS, check_nothing_left, exact, greedy, run
+from tests.cpu.engine.engines import open_usual as open_llm
 from tests.thinned import WHOLE
 
 from tokenmill import LLM, SamplingParams

@@ -7,7 +7,7 @@ import itertools
 import msgspec
 import pytest
 import torch
-from engines import BACKENDS, check_nothing_left, open_llm, run
+from tests.cpu.engine.engines import BACKENDS, check_nothing_left, open_llm, run
 from transformers import AutoModelForCausalLM
 
 from tokenmill import SamplingParams

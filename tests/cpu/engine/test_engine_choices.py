@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from engines import check_nothing_left, exact, open_llm, run
+from tests.cpu.engine.engines import check_nothing_left, exact, open_llm, run
 
 from tokenmill import SamplingParams
 

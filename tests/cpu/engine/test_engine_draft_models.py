@@ -9,12 +9,12 @@ import json
 
 import pytest
 import torch
-from drafters import MOST, make_eagle
-from engine_draft_models_helpers import PARAMETERS, PROMPTS, STEM, drafts, plain_outputs
-from engine_draft_models_helpers import folders as shared_folders
-from engines import OTHER, all_of_them, check_nothing_left, exact, greedy, hear_guesses, run
-from engines import open_usual as open_llm
 from safetensors.torch import load_file, save_file
+from tests.cpu.engine.drafters import MOST, make_eagle
+from tests.cpu.engine.engine_draft_models_helpers import PARAMETERS, PROMPTS, STEM, drafts, plain_outputs
+from tests.cpu.engine.engine_draft_models_helpers import folders as shared_folders
+from tests.cpu.engine.engines import OTHER, all_of_them, check_nothing_left, exact, greedy, hear_guesses, run
+from tests.cpu.engine.engines import open_usual as open_llm
 
 from tokenmill import SamplingParams
 from tokenmill.core.drafting import AllOfThem
@@ -259,7 +259,7 @@ def test_a_drafter_alone_is_not_recorded(name, folders):
 def test_a_table_of_positions_ends_behind_the_last_guess(folders, tmp_path):
     """Guesses at the end of the longest row have places, too."""
     hf = pytest.importorskip("transformers")
-    from parity import make
+    from tests.cpu.models.parity import make
 
     make(hf.GPT2Config(vocab_size=320, n_positions=64, n_embd=16, n_layer=1, n_head=2), tmp_path)
     options = {"speculative_config": {"model": str(tmp_path), "num_speculative_tokens": 6}}

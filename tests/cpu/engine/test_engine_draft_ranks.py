@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine_draft_models_helpers import PARAMETERS, PROMPTS, drafts, folders
-from engine_ranks_helpers import FULL
-from engines import all_of_them, check_nothing_left, exact, greedy, open_llm, run
+from tests.cpu.engine.engine_draft_models_helpers import PARAMETERS, PROMPTS, drafts, folders
+from tests.cpu.engine.engine_ranks_helpers import FULL
+from tests.cpu.engine.engines import all_of_them, check_nothing_left, exact, greedy, open_llm, run
 
 from tokenmill import SamplingParams
 from tokenmill.core.errors import ModelError

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drafters import make_eagle, make_medusa
-from engines import all_of_them, check_nothing_left, exact, greedy, open_usual, run
-from later_layers import make_checkpoint
+from tests.cpu.engine.drafters import make_eagle, make_medusa
+from tests.cpu.engine.engines import all_of_them, check_nothing_left, exact, greedy, open_usual, run
+from tests.cpu.engine.later_layers import make_checkpoint
 from tests.thinned import WHOLE
 
 from tokenmill import LLM, SamplingParams

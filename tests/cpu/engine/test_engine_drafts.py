@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from engine_draft_models_helpers import PARAMETERS, PROMPTS
-from engine_families_helpers import ALL, ONE_OF_EACH, Family
-from engines import BACKENDS, OTHER, check_nothing_left, exact, greedy, run
-from engines import open_usual as open_llm
+from tests.cpu.engine.engine_draft_models_helpers import PARAMETERS, PROMPTS
+from tests.cpu.engine.engine_families_helpers import ALL, ONE_OF_EACH, Family
+from tests.cpu.engine.engines import BACKENDS, OTHER, check_nothing_left, exact, greedy, run
+from tests.cpu.engine.engines import open_usual as open_llm
 
 from tokenmill import SamplingParams
 

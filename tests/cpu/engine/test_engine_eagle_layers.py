@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from drafters import MOST, make_eagle, make_medusa
-from eagle_reference import Reference
-from engine_draft_models_helpers import PROMPTS
-from engines import all_of_them, exact, greedy, hear_guesses, open_usual, run
-from families_helpers import CASES
 from safetensors.torch import load_file, save_file
+from tests.cpu.engine.drafters import MOST, make_eagle, make_medusa
+from tests.cpu.engine.eagle_reference import Reference
+from tests.cpu.engine.engine_draft_models_helpers import PROMPTS
+from tests.cpu.engine.engines import all_of_them, exact, greedy, hear_guesses, open_usual, run
+from tests.cpu.models.families_helpers import CASES
 from torch import Tensor
 
 from tokenmill.core.drafting import AllOfThem

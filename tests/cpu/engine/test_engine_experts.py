@@ -9,19 +9,16 @@ import json
 import os
 import re
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engine_ranks_helpers import FULL, NGRAM, requests
-from engines import check_nothing_left, exact, greedy, open_llm, run
 from safetensors.torch import load_file, save_file
-
-sys.path.append(str(Path(__file__).parents[1] / "quant"))
-from stored_forms_helpers import FORMS
-from stored_model import MIXTURE, shapes, write
+from tests.cpu.engine.engine_ranks_helpers import FULL, NGRAM, requests
+from tests.cpu.engine.engines import check_nothing_left, exact, greedy, open_llm, run
+from tests.cpu.quant.stored_forms_helpers import FORMS
+from tests.cpu.quant.stored_model import MIXTURE, shapes, write
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import EngineDeadError, ModelError, UserError

@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from engines import check_nothing_left, exact, follow, greedy, open_llm, run
+from tests.cpu.engine.engines import check_nothing_left, exact, follow, greedy, open_llm, run
 
 from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import EngineDeadError, UserError

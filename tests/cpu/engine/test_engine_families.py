@@ -7,7 +7,7 @@ run's bytes, which is more than Transformers' tolerance asks for.
 from __future__ import annotations
 
 import pytest
-from engine_families_helpers import ALL, APART, HERE, NEW, Family, five_modes, own_process
+from tests.cpu.engine.engine_families_helpers import ALL, APART, HERE, NEW, Family, five_modes, own_process
 
 TURNS = ("phi3-long",)
 """Transformers turns a whole sequence of these by its length, at 64: every answer must end behind that."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from engines import open_llm, run
+from tests.cpu.engine.engines import open_llm, run
 from transformers import GenerationConfig
 
 from tokenmill import SamplingParams

@@ -6,10 +6,10 @@ import random
 import statistics
 
 import pytest
-from engine_families_helpers import ALL, Family
-from engine_same_bytes_helpers import stories
-from engines import BACKENDS, check_nothing_left, exact, follow, greedy, open_llm, run
-from family_cases import ALL as LATER
+from tests.cpu.engine.engine_families_helpers import ALL, Family
+from tests.cpu.engine.engine_same_bytes_helpers import stories
+from tests.cpu.engine.engines import BACKENDS, check_nothing_left, exact, follow, greedy, open_llm, run
+from tests.cpu.models.family_cases import ALL as LATER
 from tests.thinned import WHOLE
 
 from tokenmill import SamplingParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import all_of_them, check_nothing_left, exact, greedy, open_llm, run
+from tests.cpu.engine.engines import all_of_them, check_nothing_left, exact, greedy, open_llm, run
 
 from tokenmill import SamplingParams
 from tokenmill.compute.drafting import Drafting

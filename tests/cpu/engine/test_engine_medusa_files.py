@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine_draft_models_helpers import PROMPTS
-from engines import all_of_them, greedy, hear_guesses, open_usual, run
 from safetensors.torch import save_file
+from tests.cpu.engine.engine_draft_models_helpers import PROMPTS
+from tests.cpu.engine.engines import all_of_them, greedy, hear_guesses, open_usual, run
 from torch import Tensor
 
 from tokenmill.core.errors import UserError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from engines import BACKENDS, check_nothing_left, exact, greedy, run
-from engines import open_usual as open_llm
+from tests.cpu.engine.engines import BACKENDS, check_nothing_left, exact, greedy, run
+from tests.cpu.engine.engines import open_usual as open_llm
 
 from tokenmill.core.config import make_config
 from tokenmill.core.request import Request
@@ -53,8 +53,8 @@ def test_a_system_prompt_that_arrives_64_times_is_computed_once(options, tiny):
 
 def test_windows_give_their_blocks_back(tmp_path):
     """A windowed model runs a text through a pool that could never hold all of it at once ... per sequence."""
-    from llama_helpers import CONFIGS
-    from parity import make
+    from tests.cpu.models.llama_helpers import CONFIGS
+    from tests.cpu.models.parity import make
 
     make(CONFIGS["mistral-window"], tmp_path)
     prompts = [[(7 * i + j) % 131 for j in range(40)] for i in range(6)]

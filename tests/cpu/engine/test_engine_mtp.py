@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import all_of_them, check_nothing_left, exact, greedy, hear_guesses, open_llm, run
-from families_helpers import CASES, prompt
-from later_layers import MODELS, Reference, make_checkpoint
+from tests.cpu.engine.engines import all_of_them, check_nothing_left, exact, greedy, hear_guesses, open_llm, run
+from tests.cpu.engine.later_layers import MODELS, Reference, make_checkpoint
+from tests.cpu.models.families_helpers import CASES, prompt
 
 from tokenmill import SamplingParams
 from tokenmill.core.drafting import AllOfThem

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engines import check_nothing_left, exact, greedy, open_llm, run
+from tests.cpu.engine.engines import check_nothing_left, exact, greedy, open_llm, run
 
 from tokenmill.measure.plan_recorder import PlanRecorder, grants_of
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from engines import BACKENDS, check_nothing_left, exact, follow, greedy, ids, run
-from engines import open_usual as open_llm
+from tests.cpu.engine.engines import BACKENDS, check_nothing_left, exact, follow, greedy, ids, run
+from tests.cpu.engine.engines import open_usual as open_llm
 from transformers import AutoModelForCausalLM
 
 from tokenmill import SamplingParams

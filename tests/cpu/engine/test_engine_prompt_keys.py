@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from engines import check_nothing_left, greedy, open_llm
+from tests.cpu.engine.engines import check_nothing_left, greedy, open_llm
 
 from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import ParameterError

@@ -14,8 +14,8 @@ import time
 
 import msgspec
 import pytest
-from engine_ranks_helpers import FULL, compare, lose, requests
-from engines import exact, greedy, open_llm, run
+from tests.cpu.engine.engine_ranks_helpers import FULL, compare, lose, requests
+from tests.cpu.engine.engines import exact, greedy, open_llm, run
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.config import make_config
@@ -36,7 +36,7 @@ def test_two_ranks_give_the_bytes_of_one(tiny):
 @pytest.fixture(scope="session")
 def mixture(tmp_path_factory):
     """A small Qwen3-MoE with a tokenizer."""
-    from family_cases import CASES
+    from tests.cpu.models.family_cases import CASES
 
     folder = tmp_path_factory.mktemp("mixture")
     CASES["qwen3-moe"].make(folder)

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 import torch
-from engine_families_helpers import ALL, Family
-from engine_same_bytes_helpers import stories
-from engines import BACKENDS, exact, follow, greedy, open_llm, run
+from tests.cpu.engine.engine_families_helpers import ALL, Family
+from tests.cpu.engine.engine_same_bytes_helpers import stories
+from tests.cpu.engine.engines import BACKENDS, exact, follow, greedy, open_llm, run
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.engine.prompts import make_request

@@ -6,8 +6,8 @@ import os
 import random
 
 import pytest
-from engine_same_bytes_helpers import stories
-from engines import BACKENDS, check_nothing_left, exact, follow, open_llm
+from tests.cpu.engine.engine_same_bytes_helpers import stories
+from tests.cpu.engine.engines import BACKENDS, check_nothing_left, exact, follow, open_llm
 
 COUNT = 100 if os.environ.get("TOKENMILL_FAMILIES") else 50
 ROUGH = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from engines import BACKENDS, check_nothing_left, exact, follow, open_llm, run
+from tests.cpu.engine.engines import BACKENDS, check_nothing_left, exact, follow, open_llm, run
 
 from tokenmill import SamplingParams
 from tokenmill.core.errors import ParameterError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engines import check_nothing_left, exact, greedy, run
+from tests.cpu.engine.engines import check_nothing_left, exact, greedy, run
 
 from tokenmill.core.errors import OUR_FAULT
 from tokenmill.engine import deliveries

@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from engines import check_nothing_left, exact, greedy, open_llm, run
+from tests.cpu.engine.engines import check_nothing_left, exact, greedy, open_llm, run
 
 from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import EngineDeadError

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engine_ranks_helpers import FULL, NGRAM, compare, lose
-from engines import check_nothing_left, exact, greedy, open_llm, run
-from families_helpers import CASES
-from family_cases import ALL, FAMILIES
-
-sys.path.append(str(Path(__file__).parents[1] / "quant"))
-from stored_forms_helpers import FORMS
-from stored_model import DENSE, MIXTURE, write
+from tests.cpu.engine.engine_ranks_helpers import FULL, NGRAM, compare, lose
+from tests.cpu.engine.engines import check_nothing_left, exact, greedy, open_llm, run
+from tests.cpu.models.families_helpers import CASES
+from tests.cpu.models.family_cases import ALL, FAMILIES
+from tests.cpu.quant.stored_forms_helpers import FORMS
+from tests.cpu.quant.stored_model import DENSE, MIXTURE, write
 
 from tokenmill import SamplingParams
 from tokenmill.compute.forward import KVFormat, KVSpec

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import all_of_them, check_nothing_left, exact, follow, greedy, open_llm, run
-from families_helpers import CASES, prompt
-from family_cases import ALL
+from tests.cpu.engine.engines import all_of_them, check_nothing_left, exact, follow, greedy, open_llm, run
+from tests.cpu.models.families_helpers import CASES, prompt
+from tests.cpu.models.family_cases import ALL
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.drafting import AllOfThem

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from engines import exact, follow, greedy, ids, open_llm, run
-from families_helpers import CASES, prompt
-from parity import make
+from tests.cpu.engine.engines import exact, follow, greedy, ids, open_llm, run
+from tests.cpu.models.families_helpers import CASES, prompt
+from tests.cpu.models.parity import make
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.compute.descriptors import StateSpec

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import check_nothing_left, exact, follow
-from families_helpers import CASES
-from family_cases import ALL as LATER
-from parity import make
+from tests.cpu.engine.engines import check_nothing_left, exact, follow
+from tests.cpu.models.families_helpers import CASES
+from tests.cpu.models.family_cases import ALL as LATER
+from tests.cpu.models.parity import make
 
 from tokenmill import LLM, AsyncLLM, SamplingParams
 from tokenmill.core.config import GROUPS, all_options

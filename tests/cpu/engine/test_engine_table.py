@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from engine_families_helpers import ONE_OF_EACH, Family, five_modes, own_process
-from engines import BACKENDS
-from family_cases import ALL, FAMILIES
+from tests.cpu.engine.engine_families_helpers import ONE_OF_EACH, Family, five_modes, own_process
+from tests.cpu.engine.engines import BACKENDS
+from tests.cpu.models.family_cases import ALL, FAMILIES
 
 FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"
 OFTEN = [f"{name}-0" for name in FAMILIES if name.replace("_", "-") not in ONE_OF_EACH or FULL]

@@ -6,9 +6,9 @@ import os
 from typing import Any
 
 import pytest
-from engine_families_helpers import Family, five_modes
-from engines import BACKENDS
-from text_part_cases import CASES, Seeing
+from tests.cpu.engine.engine_families_helpers import Family, five_modes
+from tests.cpu.engine.engines import BACKENDS
+from tests.cpu.models.text_part_cases import CASES, Seeing
 
 FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"
 

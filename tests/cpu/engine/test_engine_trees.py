@@ -11,11 +11,11 @@ import random
 
 import pytest
 import torch
-from drafters import MOST, make_eagle, make_medusa
-from engine_draft_models_helpers import STEM, plain_outputs
-from engine_families_helpers import ALL, ONE_OF_EACH, Family
-from engines import BACKENDS, OTHER, all_of_them, check_nothing_left, exact, greedy, run
-from engines import open_usual as open_llm
+from tests.cpu.engine.drafters import MOST, make_eagle, make_medusa
+from tests.cpu.engine.engine_draft_models_helpers import STEM, plain_outputs
+from tests.cpu.engine.engine_families_helpers import ALL, ONE_OF_EACH, Family
+from tests.cpu.engine.engines import BACKENDS, OTHER, all_of_them, check_nothing_left, exact, greedy, run
+from tests.cpu.engine.engines import open_usual as open_llm
 
 from tokenmill import SamplingParams
 from tokenmill.core.errors import UserError

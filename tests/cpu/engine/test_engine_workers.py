@@ -8,7 +8,7 @@ import sys
 import threading
 
 import pytest
-from engines import check_nothing_left, follow, open_llm
+from tests.cpu.engine.engines import check_nothing_left, follow, open_llm
 
 from tokenmill import SamplingParams
 from tokenmill.engine.prompts import make_request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import open_llm
+from tests.cpu.engine.engines import open_llm
 
 from tokenmill.core.step import StepPlan
 from tokenmill.kernels.reference import ReferenceKernels

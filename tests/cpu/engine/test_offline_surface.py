@@ -11,8 +11,8 @@ from unittest.mock import MagicMock
 import pytest
 import tokenizers
 import torch
-from engines import check_nothing_left, exact, greedy, open_llm, run
 from rich.console import Console
+from tests.cpu.engine.engines import check_nothing_left, exact, greedy, open_llm, run
 from transformers import AutoTokenizer
 
 from tokenmill import (

@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 import torch
-from engine_families_helpers import ALL
-from engines import BACKENDS, exact, greedy, run
-from engines import open_usual as open_llm
-from family_cases import ALL as LATER
 from safetensors.torch import load_file, save_file
-from text_part_cases import Seeing
+from tests.cpu.engine.engine_families_helpers import ALL
+from tests.cpu.engine.engines import BACKENDS, exact, greedy, run
+from tests.cpu.engine.engines import open_usual as open_llm
+from tests.cpu.models.family_cases import ALL as LATER
+from tests.cpu.models.text_part_cases import Seeing
 from transformers import AutoModelForCausalLM
 
 from tokenmill import AsyncLLM, SamplingParams

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_ranks_helpers import FULL, NGRAM, SCHEMA
-from engines import check_nothing_left, exact, greedy, open_llm, run
-
-sys.path += [str(Path(__file__).parents[1] / each) for each in ("quant", "gguf")]
-from stored_forms_helpers import FORMS
-from stored_model import DENSE, write
+from tests.cpu.engine.engine_ranks_helpers import FULL, NGRAM, SCHEMA
+from tests.cpu.engine.engines import check_nothing_left, exact, greedy, open_llm, run
+from tests.cpu.quant.stored_forms_helpers import FORMS
+from tests.cpu.quant.stored_model import DENSE, write
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.testing.tiny import make_tiny
@@ -60,9 +57,9 @@ def made(name: str, words: Path, folder: Path) -> dict[str, Any]:
     if name in AT_LOAD:
         return {"folder": words, **AT_LOAD[name]}
     if name.startswith("gguf"):
-        from parity import make
+        from tests.cpu.gguf.writing import Writer
+        from tests.cpu.models.parity import make
         from transformers import LlamaConfig
-        from writing import Writer
 
         config = LlamaConfig(
             vocab_size=320, hidden_size=256, intermediate_size=256, num_hidden_layers=1, num_attention_heads=4,

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 import torch
-from drafters import make_eagle, make_medusa
-from engine_families_helpers import ALL, Family
-from engines import BACKENDS, exact, greedy, open_llm, run
-from family_cases import ALL as LATER
 from safetensors.torch import load_file
+from tests.cpu.engine.drafters import make_eagle, make_medusa
+from tests.cpu.engine.engine_families_helpers import ALL, Family
+from tests.cpu.engine.engines import BACKENDS, exact, greedy, open_llm, run
+from tests.cpu.models.family_cases import ALL as LATER
 
 from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import BusyError, UserError

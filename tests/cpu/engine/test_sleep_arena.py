@@ -9,7 +9,7 @@ import struct
 
 import pytest
 import torch
-from engines import exact, greedy, open_llm, run
+from tests.cpu.engine.engines import exact, greedy, open_llm, run
 
 from tokenmill.core.errors import UserError
 from tokenmill.device import arena

@@ -11,9 +11,9 @@ import gguf
 import numpy as np
 import torch
 import transformers as hf
-from parity import make
+from tests.cpu.gguf.writing import permute
+from tests.cpu.models.parity import make
 from torch import Tensor
-from writing import permute
 
 FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"
 C = dict[str, Any]

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 import transformers as hf
-from gguf_layers_helpers import BASE, MIX, C, granite, woven, write
-from gguf_models_helpers import LLAMA3, YARN
-from parity import make
+from tests.cpu.gguf.gguf_layers_helpers import BASE, MIX, C, granite, woven, write
+from tests.cpu.gguf.gguf_models_helpers import LLAMA3, YARN
+from tests.cpu.gguf.writing import llama3_factors
+from tests.cpu.models.parity import make
 from torch import Tensor
-from writing import llama3_factors
 
 USUAL = ("gemma3n", "llama4", "ernie4_5-moe", "afmoe", "olmo3", "bitnet", "mistral3", "jais2", "exaone", "exaone-moe",
          "minicpm3", "phimoe", "apertus", "exaone4", "mimo2")  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity import ours
+from tests.cpu.models.parity import ours
 from torch import Tensor
 from transformers import (
     ArceeConfig,

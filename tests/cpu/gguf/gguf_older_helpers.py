@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 import transformers as hf
-from gguf_layers_helpers import C, write
-from parity import make
+from tests.cpu.gguf.gguf_layers_helpers import C, write
+from tests.cpu.gguf.writing import permute
+from tests.cpu.models.parity import make
 from torch import Tensor
-from writing import permute
 
 USUAL = ("phi2", "stablelm", "gptneox", "bloom", "falcon-40b", "mpt", "olmo", "starcoder", "gpt2", "dbrx")
 NO_IDS: C = {"bos_token_id": None, "eos_token_id": None}

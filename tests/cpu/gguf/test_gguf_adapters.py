@@ -15,19 +15,19 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_hybrids_helpers import CONFIGS as HYBRIDS
-from gguf_hybrids_helpers import write as write_hybrid
-from gguf_layers_helpers import CASES as LAYERS
-from gguf_layers_helpers import FULL, models
-from gguf_layers_helpers import write as write_layers
-from gguf_mixtures_helpers import CASES as MIXTURES
-from gguf_mixtures_helpers import written as mixture
-from gguf_models_helpers import Unrounded
-from gguf_older_helpers import CASES as OLDER
-from gguf_older_helpers import written as older
-from paged_batch import PagedBatch
-from parity import make, theirs
 from safetensors.torch import save_file
+from tests.cpu.gguf.gguf_hybrids_helpers import CONFIGS as HYBRIDS
+from tests.cpu.gguf.gguf_hybrids_helpers import write as write_hybrid
+from tests.cpu.gguf.gguf_layers_helpers import CASES as LAYERS
+from tests.cpu.gguf.gguf_layers_helpers import FULL, models
+from tests.cpu.gguf.gguf_layers_helpers import write as write_layers
+from tests.cpu.gguf.gguf_mixtures_helpers import CASES as MIXTURES
+from tests.cpu.gguf.gguf_mixtures_helpers import written as mixture
+from tests.cpu.gguf.gguf_models_helpers import Unrounded
+from tests.cpu.gguf.gguf_older_helpers import CASES as OLDER
+from tests.cpu.gguf.gguf_older_helpers import written as older
+from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.cpu.models.parity import make, theirs
 from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.cpu.gguf.writing import Writer
 from tests.thinned import WHOLE
 from typer.testing import CliRunner
-from writing import Writer
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.checkpoint.gguf_config import read_config

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gguf_hybrids_helpers import CONFIGS, write
-from gguf_models_helpers import build, prompt
-from parity import make, ours, theirs
+from tests.cpu.gguf.gguf_hybrids_helpers import CONFIGS, write
+from tests.cpu.gguf.gguf_models_helpers import build, prompt
+from tests.cpu.models.parity import make, ours, theirs
 
 from tokenmill.kernels import make_kernels
 from tokenmill.kernels.reference import ReferenceKernels

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_layers_helpers import CASES, FULL, C, models, together, write
-from gguf_models_helpers import check_refused, check_same, logits, prompt
-from parity import theirs
+from tests.cpu.gguf.gguf_layers_helpers import CASES, FULL, C, models, together, write
+from tests.cpu.gguf.gguf_models_helpers import check_refused, check_same, logits, prompt
+from tests.cpu.models.parity import theirs
 from torch import Tensor
 
 USUAL = ("glm4moe", "deepseek2-v3", "mistral4", "glm-dsa", "deepseek32", "qwen3next", "gemma4",

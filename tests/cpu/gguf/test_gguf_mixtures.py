@@ -6,10 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gguf_layers_helpers import FULL, C
-from gguf_mixtures_helpers import CASES, USUAL, written
-from gguf_models_helpers import check_refused, check_same, logits, prompt
-from parity import theirs
+from tests.cpu.gguf.gguf_layers_helpers import FULL, C
+from tests.cpu.gguf.gguf_mixtures_helpers import CASES, USUAL, written
+from tests.cpu.gguf.gguf_models_helpers import check_refused, check_same, logits, prompt
+from tests.cpu.models.parity import theirs
 
 
 @pytest.mark.parametrize("name", CASES if FULL else USUAL)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from gguf_models_helpers import CONFIGS, MIXED, Unrounded, build, prompt
-from parity import make, ours, theirs
+from tests.cpu.gguf.gguf_models_helpers import CONFIGS, MIXED, Unrounded, build, prompt
+from tests.cpu.gguf.writing import Writer
+from tests.cpu.models.parity import make, ours, theirs
 from torch import Tensor
-from writing import Writer
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import make_kernels

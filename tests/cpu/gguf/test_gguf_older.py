@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from gguf_layers_helpers import FULL, C
-from gguf_models_helpers import Unrounded, check_refused, check_same, logits, prompt
-from gguf_older_helpers import CASES, USUAL, written
-from parity import theirs
+from tests.cpu.gguf.gguf_layers_helpers import FULL, C
+from tests.cpu.gguf.gguf_models_helpers import Unrounded, check_refused, check_same, logits, prompt
+from tests.cpu.gguf.gguf_older_helpers import CASES, USUAL, written
+from tests.cpu.models.parity import theirs
 
 from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.core.errors import ModelError

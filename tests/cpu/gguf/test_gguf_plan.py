@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from writing import Writer
+from tests.cpu.gguf.writing import Writer
 
 from tokenmill.core.config import make_config
 from tokenmill.measure.devices import efficiency_of, find_device

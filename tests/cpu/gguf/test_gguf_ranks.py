@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from gguf_models_helpers import CONFIGS, MIXED, prompt
-from parity import ours
+from tests.cpu.gguf.gguf_models_helpers import CONFIGS, MIXED, prompt
+from tests.cpu.gguf.writing import Writer
+from tests.cpu.models.parity import ours
 from torch import Tensor
-from writing import Writer
 
 from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.kernels import make_kernels
@@ -22,7 +22,7 @@ shared = pytest.importorskip("tokenmill.parallel.shared_memory", reason="the nat
 
 @pytest.mark.parametrize(("name", "kind"), [("qwen3", "Q8_0"), ("qwen3moe", "Q4_K"), ("mixtral", MIXED)])
 def test_ranks_give_the_bytes_of_one(name: str, kind: Any, tmp_path: Path) -> None:
-    from parity import make
+    from tests.cpu.models.parity import make
 
     _, config, tensors = make(CONFIGS[name], tmp_path)
     path = tmp_path / "m.gguf"

@@ -11,8 +11,8 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.cpu.gguf.writing import blocks_of
 from torch import Tensor
-from writing import blocks_of
 
 from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.checkpoint.gguf_file import TYPES

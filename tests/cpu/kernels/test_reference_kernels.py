@@ -7,7 +7,7 @@ import inspect
 import pytest
 import torch
 import torch.nn.functional as F
-from paged_batch import PagedBatch
+from tests.cpu.kernels.paged_batch import PagedBatch
 
 from tokenmill.compute.forward import AttentionSpec, Kernels, KVSpec, NormSpec, RopeSpec, RouteSpec
 from tokenmill.kernels import make_kernels

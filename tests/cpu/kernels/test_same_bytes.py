@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged_batch import PagedBatch
+from tests.cpu.kernels.paged_batch import PagedBatch
 
 from tokenmill.compute.forward import AttentionSpec, KVSpec, NormSpec, RouteSpec
 from tokenmill.kernels import row_stable

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paged_batch import PagedBatch
+from tests.cpu.kernels.paged_batch import PagedBatch
 
 from tokenmill.compute.forward import ConvSpec, DeltaSpec, ScanSpec, SpaceSpec, StateSpec
 from tokenmill.kernels.reference import ReferenceKernels

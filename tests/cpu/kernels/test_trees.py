@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from paged_batch import PagedBatch
+from tests.cpu.kernels.paged_batch import PagedBatch
 from torch import Tensor
 
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, Kernels, KVSpec, Paths, RopeSpec

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paged_batch import PagedBatch
-from parity import DictCheckpoint
+from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.cpu.models.parity import DictCheckpoint
 
 from tokenmill.compute.forward import KVSpec, NormSpec, RouteSpec
 from tokenmill.core.errors import ModelError

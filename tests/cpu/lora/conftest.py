@@ -1,16 +1,12 @@
-"""The way to the builders of the model and engine tests, and a model with its adapters that these tests share."""
+"""A model with its adapters that these tests share."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-CPU = Path(__file__).parents[1]
-sys.path[:0] = [str(Path(__file__).parent), str(CPU / "models"), str(CPU / "kernels"), str(CPU / "engine")]
-
-from tokenmill.testing.tiny import make_tiny  # noqa: E402
+from tokenmill.testing.tiny import make_tiny
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +18,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Eight adapters of it: ranks 1 to 16, of few and of all matrices, one with DoRA."""
-    from making import ALL, write_adapter
+    from tests.cpu.lora.making import ALL, write_adapter
 
     root = tmp_path_factory.mktemp("adapters")
     ranks = (1, 4, 8, 16, 3, 2, 5, 16)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import BACKENDS, greedy, open_llm
-from families_helpers import CASES
-from lora_company_helpers import ON, PROMPTS, asked, said
-from making import write_adapter
+from tests.cpu.engine.engines import BACKENDS, greedy, open_llm
+from tests.cpu.lora.lora_company_helpers import ON, PROMPTS, asked, said
+from tests.cpu.lora.making import write_adapter
+from tests.cpu.models.families_helpers import CASES
 
 from tokenmill import LoRARequest, SamplingParams, UserError
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drafters import MOST, make_eagle, make_medusa
-from engines import BACKENDS, all_of_them, check_nothing_left, exact, greedy, open_llm
-from making import write_adapter
+from tests.cpu.engine.drafters import MOST, make_eagle, make_medusa
+from tests.cpu.engine.engines import BACKENDS, all_of_them, check_nothing_left, exact, greedy, open_llm
+from tests.cpu.lora.making import write_adapter
 
 from tokenmill import LLM, LoRARequest, SamplingParams
 from tokenmill.testing.tiny import make_tiny

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from families_helpers import CASES
-from family_cases import ALL, FIRST
-from open_helpers import Opened
-from parity import load, theirs
 from safetensors.torch import load_file
-from text_part_cases import make as make_seeing
+from tests.cpu.models.families_helpers import CASES
+from tests.cpu.models.family_cases import ALL, FIRST
+from tests.cpu.models.open_helpers import Opened
+from tests.cpu.models.parity import load, theirs
+from tests.cpu.models.text_part_cases import make as make_seeing
 from torch import nn
 
 from tokenmill.core.config import make_config
@@ -75,7 +75,7 @@ def grown(reference: Any, folder: Path, **said: Any) -> Any:
 
 def ours_with(config: dict, tensors: dict, folder: Path, tokens: list[int], kernels: Any, longest: int | None) -> Any:
     """Our logits [T, vocab] with the adapter in slot 2, and without one."""
-    from paged_batch import PagedBatch
+    from tests.cpu.kernels.paged_batch import PagedBatch
 
     sites = Sites(2, 16, torch.float32, torch.device("cpu"), config)
     model = load(config, tensors, kernels=kernels, max_positions=longest, adapters=sites)

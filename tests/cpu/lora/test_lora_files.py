@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from engines import greedy, open_llm
-from making import write_adapter
 from safetensors.torch import load_file, save_file
+from tests.cpu.engine.engines import greedy, open_llm
+from tests.cpu.lora.making import write_adapter
 
 from tokenmill import LLM, AsyncLLM, LoRARequest
 from tokenmill.core.config import make_config

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import greedy, open_llm
-from lora_company_helpers import ON, PROMPTS, asked, said
-from making import ALL, write_adapter
+from tests.cpu.engine.engines import greedy, open_llm
+from tests.cpu.lora.lora_company_helpers import ON, PROMPTS, asked, said
+from tests.cpu.lora.making import ALL, write_adapter
 
 from tokenmill import LoRARequest
 from tokenmill.core.errors import ParameterError
@@ -51,7 +51,7 @@ def test_more_ways(base: Path, adapters: dict[str, Path], several: dict[str, Any
 
 @pytest.fixture(scope="session")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from family_cases import ALL as CASES
+    from tests.cpu.models.family_cases import ALL as CASES
 
     folder = tmp_path_factory.mktemp("mixture")
     CASES["qwen3_moe-0"].make(folder)

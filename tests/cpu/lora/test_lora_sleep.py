@@ -6,8 +6,8 @@ import shutil
 from concurrent import futures
 
 import pytest
-from engines import BACKENDS, exact, greedy, open_llm, run
 from safetensors.torch import load_file, save_file
+from tests.cpu.engine.engines import BACKENDS, exact, greedy, open_llm, run
 
 from tokenmill.core.errors import BusyError
 from tokenmill.core.params import LoRARequest
@@ -88,8 +88,8 @@ def test_what_was_read_before_an_update_is_read_again(base, adapters, tmp_path):
 
 def test_an_adapter_of_an_absorbed_matrix_follows_new_weights(tmp_path):
     """Latent attention keeps kv_b_proj in another form; what adapters are worked into is the matrix itself."""
-    from family_cases import FIRST
-    from making import write_adapter
+    from tests.cpu.lora.making import write_adapter
+    from tests.cpu.models.family_cases import FIRST
 
     FIRST["YoutuForCausalLM"].make(tmp_path / "base")
     tensors = load_file(tmp_path / "base" / "model.safetensors")

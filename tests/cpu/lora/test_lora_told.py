@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import open_llm
-from lora_company_helpers import ON, asked
+from tests.cpu.engine.engines import open_llm
+from tests.cpu.lora.lora_company_helpers import ON, asked
 
 from tokenmill import AsyncLLM, BeamSearchParams, LoRARequest, RequestOutput, RequestOutputKind, SamplingParams
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.cpu.measure.fake_server import Fake, running
 from typer.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_server import Fake, running
 
 from tokenmill.cli.verbs import app
 from tokenmill.core.errors import UserError

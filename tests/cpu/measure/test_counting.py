@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from counting_helpers import LLAMA_8B
+from tests.cpu.measure.counting_helpers import LLAMA_8B
 
 from tokenmill.compute.forward import KVFormat, KVSpec
 from tokenmill.core.errors import ModelError

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))
-sys.path.append(str(Path(__file__).resolve().parent.parent / "kernels"))
-sys.path.append(str(Path(__file__).resolve().parent.parent / "quant"))
-
-import stored_model
-from stored_forms_helpers import FORMS
+from tests.cpu.quant import stored_model
+from tests.cpu.quant.stored_forms_helpers import FORMS
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.kernels import make_kernels

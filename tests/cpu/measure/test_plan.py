@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from counting_helpers import LLAMA_8B
 from safetensors.torch import load_file, save_file
+from tests.cpu.measure.counting_helpers import LLAMA_8B
 from typer.testing import CliRunner
 
 from tokenmill.cli.verbs import app

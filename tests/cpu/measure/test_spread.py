@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from counting_helpers import LLAMA_8B
+from tests.cpu.measure.counting_helpers import LLAMA_8B
 from typer.testing import CliRunner
 
 from tokenmill.cli.verbs import app

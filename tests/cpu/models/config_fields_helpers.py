@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import transformers as hf
-from families_helpers import BASE, CASES, MLA, MOE, YARN
-from family_cases import FIRST, Case
+from tests.cpu.models.families_helpers import BASE, CASES, MLA, MOE, YARN
+from tests.cpu.models.family_cases import FIRST, Case
 
 SMALL = {
     **FIRST,

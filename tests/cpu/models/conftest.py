@@ -1,12 +1,8 @@
-"""Lets model tests use the paged batches of the kernel tests, and runs them on every backend of this machine."""
+"""Runs model tests on every backend of this machine."""
 
 import importlib
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 
 
 @pytest.fixture(params=["reference", "native"])

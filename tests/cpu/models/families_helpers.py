@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import transformers as hf
-from family_cases import Case
+from tests.cpu.models.family_cases import Case
 
 SIZES = {"vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

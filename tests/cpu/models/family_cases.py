@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers as hf
-from parity import make
+from tests.cpu.models.parity import make
 
 from tokenmill.models.table import TABLE
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import transformers as hf
-from families_helpers import BASE
-from family_cases import FAMILIES
+from tests.cpu.models.families_helpers import BASE
+from tests.cpu.models.family_cases import FAMILIES
 
 SMALL = {**BASE, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 TINY = {

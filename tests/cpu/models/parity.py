@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from paged_batch import PagedBatch
 from safetensors.torch import load_file
+from tests.cpu.kernels.paged_batch import PagedBatch
 from torch import Tensor
 
 from tokenmill.compute.model import CausalLM

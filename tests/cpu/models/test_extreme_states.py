@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from config_fields_helpers import SMALL
-from parity import load, make, ours, theirs
+from tests.cpu.models.config_fields_helpers import SMALL
+from tests.cpu.models.parity import load, make, ours, theirs
 
 PROMPT = torch.randint(0, 60, (80,), generator=torch.Generator().manual_seed(5)).tolist()
 EXTREMES = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from families_helpers import CASES, LONG, YARN, prompt
-from parity import load, make, ours, theirs
+from tests.cpu.models.families_helpers import CASES, LONG, YARN, prompt
+from tests.cpu.models.parity import load, make, ours, theirs
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from families_helpers import BASE, prompt
-from family_cases import FAMILIES
-from foreign_configs import tiny
-from parity import load, make, ours, theirs
 from safetensors.torch import load_file, save_file
+from tests.cpu.models.families_helpers import BASE, prompt
+from tests.cpu.models.family_cases import FAMILIES
+from tests.cpu.models.foreign_configs import tiny
+from tests.cpu.models.parity import load, make, ours, theirs
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tokenmill import LLM, SamplingParams

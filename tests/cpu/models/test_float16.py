@@ -6,9 +6,9 @@ import os
 
 import pytest
 import torch
-from families_helpers import prompt
-from family_cases import ALL
-from parity import load, ours, theirs
+from tests.cpu.models.families_helpers import prompt
+from tests.cpu.models.family_cases import ALL
+from tests.cpu.models.parity import load, ours, theirs
 from torch import Tensor
 
 from tokenmill import LLM, SamplingParams

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from families_helpers import prompt
-from foreign_configs import SMALL, tiny
-from parity import DictCheckpoint, make, ours, theirs
+from tests.cpu.models.families_helpers import prompt
+from tests.cpu.models.foreign_configs import SMALL, tiny
+from tests.cpu.models.parity import DictCheckpoint, make, ours, theirs
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import ModelError, UserError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from llama_helpers import CONFIGS, LLAMA3
-from parity import load, make, ours, theirs
+from tests.cpu.models.llama_helpers import CONFIGS, LLAMA3
+from tests.cpu.models.parity import load, make, ours, theirs
 
 
 def prompt(length: int, vocab: int, seed: int = 1) -> list[int]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from config_fields_helpers import SMALL
-from families_helpers import CASES
-from paged_batch import PagedBatch
-from parity import DictCheckpoint, load, make, ours
+from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.cpu.models.config_fields_helpers import SMALL
+from tests.cpu.models.families_helpers import CASES
+from tests.cpu.models.parity import DictCheckpoint, load, make, ours
 from transformers import GPT2Config, LlamaConfig
 
 from tokenmill.core.errors import ModelError, ParameterError

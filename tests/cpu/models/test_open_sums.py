@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from families_helpers import CASES, prompt
-from family_cases import ALL
-from open_helpers import Opened
-from parity import load, make, ours
-from ranks_helpers import Shared, ThreadGroup
+from tests.cpu.models.families_helpers import CASES, prompt
+from tests.cpu.models.family_cases import ALL
+from tests.cpu.models.open_helpers import Opened
+from tests.cpu.models.parity import load, make, ours
+from tests.cpu.models.ranks_helpers import Shared, ThreadGroup
 from torch import Tensor
 
 from tokenmill.kernels.reference import ReferenceKernels

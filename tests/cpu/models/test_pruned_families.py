@@ -9,10 +9,10 @@ import os
 
 import pytest
 import torch
-from families_helpers import CASES, prompt
-from family_cases import ALL, LLAMA3
-from parity import load, make, ours, theirs
 from safetensors.torch import load_file
+from tests.cpu.models.families_helpers import CASES, prompt
+from tests.cpu.models.family_cases import ALL, LLAMA3
+from tests.cpu.models.parity import load, make, ours, theirs
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tokenmill.core.errors import ModelError, UserError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from published_table import PUBLISHED as TABLE_PUBLISHED
+from tests.cpu.models.published_table import PUBLISHED as TABLE_PUBLISHED
 
 from tokenmill.models.config_fields import FIELDS, check_fields
 

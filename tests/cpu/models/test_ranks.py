@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,15 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from families_helpers import CASES, prompt
-from family_cases import ALL
-from parity import DictCheckpoint, load, make, ours
+from tests.cpu.models.families_helpers import CASES, prompt
+from tests.cpu.models.family_cases import ALL
+from tests.cpu.models.parity import DictCheckpoint, load, make, ours
+from tests.cpu.models.ranks_helpers import Shared, ThreadGroup
+from tests.cpu.quant.stored_model import DENSE, MIXTURE
+from tests.cpu.quant.stored_model import make as make_stored
 from torch import Tensor
-
-sys.path.append(str(Path(__file__).parents[1] / "quant"))
-from ranks_helpers import Shared, ThreadGroup
-from stored_model import DENSE, MIXTURE
-from stored_model import make as make_stored
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels.reference import ReferenceKernels

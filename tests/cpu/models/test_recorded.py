@@ -8,10 +8,10 @@ import os
 
 import pytest
 import torch
-from families_helpers import CASES, prompt
-from family_cases import ALL
-from paged_batch import PagedBatch
-from parity import load
+from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.cpu.models.families_helpers import CASES, prompt
+from tests.cpu.models.family_cases import ALL
+from tests.cpu.models.parity import load
 
 pytest.importorskip("tokenmill._native", reason="the native kernels were not built")
 

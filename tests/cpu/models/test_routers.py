@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from families_helpers import CASES as OTHERS
-from family_cases import ALL
-from parity import load, ours
+from tests.cpu.models.families_helpers import CASES as OTHERS
+from tests.cpu.models.family_cases import ALL
+from tests.cpu.models.parity import load, ours
 from torch import Tensor
 
 from tokenmill.compute.forward import RouteSpec

@@ -7,9 +7,9 @@ import os
 
 import pytest
 import torch
-from families_helpers import prompt
-from family_cases import ALL, FAMILIES
-from parity import load, ours, theirs
+from tests.cpu.models.families_helpers import prompt
+from tests.cpu.models.family_cases import ALL, FAMILIES
+from tests.cpu.models.parity import load, ours, theirs
 
 from tokenmill.core.errors import ModelError, UndividedError
 from tokenmill.kernels.reference import ReferenceKernels

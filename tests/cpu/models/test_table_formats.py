@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from families_helpers import prompt
-from family_cases import ALL, PHIMOE
-from parity import load, ours, theirs
-from ranks_helpers import Shared, ThreadGroup
+from tests.cpu.models.families_helpers import prompt
+from tests.cpu.models.family_cases import ALL, PHIMOE
+from tests.cpu.models.parity import load, ours, theirs
+from tests.cpu.models.ranks_helpers import Shared, ThreadGroup
 from torch import Tensor
 from transformers import PhimoeConfig
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from families_helpers import prompt
-from family_cases import ALL
-from parity import load, ours, theirs
-from text_part_cases import CASES, make
+from tests.cpu.models.families_helpers import prompt
+from tests.cpu.models.family_cases import ALL
+from tests.cpu.models.parity import load, ours, theirs
+from tests.cpu.models.text_part_cases import CASES, make
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError, ParameterError

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from config_fields_helpers import SMALL, numbers
-from families_helpers import LONG, YARN
-from parity import load, make, ours, theirs
+from tests.cpu.models.config_fields_helpers import SMALL, numbers
+from tests.cpu.models.families_helpers import LONG, YARN
+from tests.cpu.models.parity import load, make, ours, theirs
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import make_kernels

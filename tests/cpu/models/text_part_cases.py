@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 import transformers as hf
-from families_helpers import DELTA, HYBRID
-from family_cases import BASE, GROUPED, LATENT, LLAMA3, MINISTRAL3, YARN
 from safetensors.torch import load_file
+from tests.cpu.models.families_helpers import DELTA, HYBRID
+from tests.cpu.models.family_cases import BASE, GROUPED, LATENT, LLAMA3, MINISTRAL3, YARN
 from torch import Tensor
 
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-
-from choosing import ROWS, both, cases, check
+from tests.cpu.kernels.choosing import ROWS, both, cases, check
 
 from tokenmill import _native
 from tokenmill.core.step import RowSampling

@@ -13,7 +13,7 @@ from compressed_tensors.compressors.mxfp8.base import MXFP8QuantizationCompresso
 from compressed_tensors.compressors.nvfp4.base import NVFP4PackedCompressor
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import preset_name_to_scheme
-from parity import DictCheckpoint
+from tests.cpu.models.parity import DictCheckpoint
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError

@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import stored_forms_helpers as stored
 import torch
 from safetensors.torch import save_file
+from tests.cpu.quant import stored_forms_helpers as stored
 from torch import Tensor
 
 from tokenmill.quant import bits

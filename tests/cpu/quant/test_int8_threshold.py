@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.cpu.quant.stored_forms_helpers import bitsandbytes_eight, read
 from typer.testing import CliRunner
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))
-sys.path.append(str(Path(__file__).resolve().parent.parent / "kernels"))
-
-from stored_forms_helpers import bitsandbytes_eight, read
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.cli.verbs import app

@@ -4,7 +4,6 @@ nothing but a ModelError ends a load. And groups whose numbers are all equal, wh
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -12,14 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))
-sys.path.append(str(Path(__file__).resolve().parent.parent / "kernels"))
-
-import stored_forms_helpers as forms
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
-from stored_forms_helpers import FORMS, IN, OUT, Made, read
+from tests.cpu.quant import stored_forms_helpers as forms
+from tests.cpu.quant.stored_forms_helpers import FORMS, IN, OUT, Made, read
+from torch import Tensor
 
 from tokenmill import LLM
 from tokenmill.checkpoint.folder import read_config

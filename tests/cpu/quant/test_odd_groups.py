@@ -5,19 +5,13 @@ until a tool quantises them."""
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.cpu.models.parity import DictCheckpoint
+from tests.cpu.quant import stored_forms_helpers as forms
 from torch import Tensor
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))
-sys.path.append(str(Path(__file__).resolve().parent.parent / "kernels"))
-
-import stored_forms_helpers as forms
-from parity import DictCheckpoint
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import make_kernels

@@ -7,26 +7,20 @@ config.json alone tells, and parts of matrices whose scales are filled up.
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))
-sys.path.append(str(Path(__file__).resolve().parent.parent / "kernels"))
-
-import parity
-import stored_forms_helpers as forms
-import stored_model
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
-from parity import DictCheckpoint
-from stored_forms_helpers import FORMS, GROUP, IN, OUT, Made, read
+from tests.cpu.models import parity
+from tests.cpu.models.parity import DictCheckpoint
+from tests.cpu.quant import stored_forms_helpers as forms
+from tests.cpu.quant import stored_model
+from tests.cpu.quant.stored_forms_helpers import FORMS, GROUP, IN, OUT, Made, read
+from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import ReferenceKernels, make_kernels

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from distant_device import distant_device
+from tests.cpu.quant.distant_device import distant_device
 from torch import Tensor
 
 from tokenmill.quantize import forward, recipes

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
+from tests.cpu.models import parity
+from tests.cpu.quant.stored_forms_helpers import FORMS, IN, OUT
 from torch import Tensor
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))
-sys.path.append(str(Path(__file__).resolve().parent.parent / "kernels"))
-import parity
-from stored_forms_helpers import FORMS, IN, OUT
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import make_kernels

@@ -7,22 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))
-sys.path.append(str(Path(__file__).resolve().parent.parent / "kernels"))
-
-import stored_forms_helpers
-from parity import DictCheckpoint
-from stored_forms_helpers import (
+from tests.cpu.models.parity import DictCheckpoint
+from tests.cpu.quant import stored_forms_helpers
+from tests.cpu.quant.stored_forms_helpers import (
     FORMS,
     IN,
     OUT,
@@ -48,6 +41,7 @@ from stored_forms_helpers import (
     two_of_four,
     words_by_bit,
 )
+from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import ReferenceKernels, make_kernels

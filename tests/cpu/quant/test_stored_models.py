@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers as hf
+from tests.cpu.models import parity
 from torch import Tensor
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))
-sys.path.append(str(Path(__file__).resolve().parent.parent / "kernels"))
-import parity
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import make_kernels

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import copy
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))
-sys.path.append(str(Path(__file__).resolve().parent.parent / "kernels"))
-
-from stored_forms_helpers import (
+from tests.cpu.quant.stored_forms_helpers import (
     FORMS,
     IN,
     OUT,
@@ -27,6 +20,7 @@ from stored_forms_helpers import (
     tensors_config,
     torchao_fine,
 )
+from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.quant.detect import check_config

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 
 import numpy as np
-import plain_samplers as plain
 import torch
+from tests.cpu.sampling import plain_samplers as plain
 
 from tokenmill.core.step import RowSampling
 from tokenmill.sampling.edits import ChangedLines, edit_

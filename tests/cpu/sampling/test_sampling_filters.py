@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from sampling_oracle import keep_min_p, keep_top_k, keep_top_p, keep_typical, softmax
+from tests.cpu.sampling.sampling_oracle import keep_min_p, keep_top_k, keep_top_p, keep_typical, softmax
 
 from tokenmill.sampling import filters
 

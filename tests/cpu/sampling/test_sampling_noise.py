@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling_oracle import buckets_z, exponential, hash_of, key_of, softmax
+from tests.cpu.sampling.sampling_oracle import buckets_z, exponential, hash_of, key_of, softmax
 
 from tokenmill.sampling.noise import (
     exponentials,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling_oracle import chosen, edited, exponential, filtered, logprobs, make_lines, packed
+from tests.cpu.sampling.sampling_oracle import chosen, edited, exponential, filtered, logprobs, make_lines, packed
 
 from tokenmill.core.step import RowSampling
 from tokenmill.sampling import few_allowed

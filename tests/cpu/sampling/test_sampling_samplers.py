@@ -7,10 +7,10 @@ import random
 from itertools import accumulate
 
 import numpy as np
-import plain_samplers as plain
 import pytest
 import torch
-from sampler_cases import (
+from tests.cpu.sampling import plain_samplers as plain
+from tests.cpu.sampling.sampler_cases import (
     CASES,
     DRAWS,
     EACH,

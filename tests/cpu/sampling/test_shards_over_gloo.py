@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 import torch
 sys.path.insert(0, sys.argv[4])
-from test_shards import KINDS, ask_of, lines, table_of
+from tests.cpu.sampling.test_shards import KINDS, ask_of, lines, table_of
 from tokenmill.compute.model import Words
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.parallel.distributed import TorchGroup, World
@@ -44,10 +44,10 @@ torch.distributed.destroy_process_group()
 @pytest.mark.skipif(os.environ.get("TOKENMILL_RELIABILITY") != "1", reason="long: set TOKENMILL_RELIABILITY=1")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_over_gloo_choose_what_the_whole_does(ranks: int, tmp_path: Path) -> None:
-    here = str(Path(__file__).parent)
+    root = str(Path(__file__).parents[3])
     made = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(rank), str(ranks), str(tmp_path / "meeting"), here],
+            [sys.executable, "-c", SCRIPT, str(rank), str(ranks), str(tmp_path / "meeting"), root],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, **LINKS},

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "engine"), str(HERE.parents[1] / "pure" / "structured")]
-
-from tokenmill.testing.tiny import make_tiny  # noqa: E402
+from tokenmill.testing.tiny import make_tiny
 
 
 @pytest.fixture(scope="session")

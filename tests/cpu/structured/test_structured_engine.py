@@ -7,10 +7,10 @@ import random
 import re
 
 import pytest
-from bytewise import compiled, says, typed
-from engines import check_nothing_left, exact, run
-from engines import open_usual as open_llm
 from jsonschema import Draft202012Validator
+from tests.cpu.engine.engines import check_nothing_left, exact, run
+from tests.cpu.engine.engines import open_usual as open_llm
+from tests.pure.structured.bytewise import compiled, says, typed
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.request import ReasoningSpan
@@ -139,7 +139,7 @@ def test_every_kind_of_structure(tiny):
 
 
 def test_random_schemas(tiny):
-    from schemas import random_schema
+    from tests.pure.structured.schemas import random_schema
 
     from tokenmill.core.errors import UserError
 

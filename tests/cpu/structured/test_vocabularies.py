@@ -6,10 +6,10 @@ import json
 import re
 
 import pytest
-from engines import check_nothing_left, open_llm, run
 from jsonschema import Draft202012Validator
+from tests.cpu.engine.engines import check_nothing_left, open_llm, run
+from tests.cpu.structured.vocabularies import END, VOCABULARIES
 from tests.thinned import covering
-from vocabularies import END, VOCABULARIES
 
 from tokenmill import SamplingParams
 from tokenmill.testing.tiny import make_tiny

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import tokenizers
-from chat_examples import BARS, CALL, CHATML, CHATS, FAMILIES, HEADERS, STRINGS, TOOLS, TURNS
 from jinja2.sandbox import SandboxedEnvironment
+from tests.cpu.text.chat_examples import BARS, CALL, CHATML, CHATS, FAMILIES, HEADERS, STRINGS, TOOLS, TURNS
 from tests.kept_helpers import keep_helpers
 
 from tokenmill.core.errors import ParameterError, UserError

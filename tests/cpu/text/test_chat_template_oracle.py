@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from chat_examples import CHATS, FAMILIES, STRINGS, TOOLS
+from tests.cpu.text.chat_examples import CHATS, FAMILIES, STRINGS, TOOLS
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
-import sys
 from typing import Any
 
 import numpy as np
@@ -12,8 +10,6 @@ import pytest
 import torch
 from tests.cpu.triton.quick_interpreter import quicken
 
-for folder in ("kernels", "sampling"):
-    sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / folder))
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from bounds import Bounds
+from tests.cpu.triton.bounds import Bounds
 from tests.cpu.triton.triton_adapters_helpers import make_site
 
 from tokenmill.compute.adapters import AdapterSite, Delta

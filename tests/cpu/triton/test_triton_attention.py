@@ -9,7 +9,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from paged_batch import PagedBatch  # noqa: E402
+from tests.cpu.kernels.paged_batch import PagedBatch  # noqa: E402
 from tests.cpu.triton.triton_attention_helpers import REFERENCE, STEPS, both, make_spec, rope, width_of  # noqa: E402
 from tests.thinned import covering  # noqa: E402
 

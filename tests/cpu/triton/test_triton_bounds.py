@@ -13,11 +13,10 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "engine"))
 
 import triton
 import triton.language as tl
-from bounds import Bounds
+from tests.cpu.triton.bounds import Bounds
 from triton.runtime.errors import InterpreterError
 
 from tokenmill.testing.tiny import make_tiny
@@ -110,7 +109,7 @@ LONG: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("name, options", LONG)
 def test_every_drafter_in_its_bounds(name: str, options: dict[str, Any], tmp_path: pathlib.Path) -> None:
     """More rows than a rung, in steps that are recorded."""
-    from drafters import make_eagle, make_medusa
+    from tests.cpu.engine.drafters import make_eagle, make_medusa
 
     target = make_tiny(tmp_path / "target", hidden=16, heads=2, kv_heads=1, layers=3)
     if name == "other":

@@ -6,8 +6,8 @@ import random
 
 import pytest
 import torch
-from choosing import ROWS, both, cases, check
 from hypothesis import given, settings
+from tests.cpu.kernels.choosing import ROWS, both, cases, check
 
 pytest.importorskip("triton")
 

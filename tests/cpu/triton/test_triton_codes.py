@@ -11,9 +11,9 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from bounds import Bounds  # noqa: E402
-from triton_codes_helpers import TABLES, stored  # noqa: E402
-from triton_narrow_helpers import REFERENCE, exact, met, relative  # noqa: E402
+from tests.cpu.triton.bounds import Bounds  # noqa: E402
+from tests.cpu.triton.triton_codes_helpers import TABLES, stored  # noqa: E402
+from tests.cpu.triton.triton_narrow_helpers import REFERENCE, exact, met, relative  # noqa: E402
 
 from tokenmill.compute.forward import NormSpec  # noqa: E402
 from tokenmill.compute.matrix import StoredMatrix  # noqa: E402

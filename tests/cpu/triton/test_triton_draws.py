@@ -16,8 +16,8 @@ import torch
 
 pytest.importorskip("triton")
 
-import plain_samplers as plain
-from sampler_cases import CASES, PROMPT, assert_follows, draws, logits_of, row, wanted_of
+from tests.cpu.sampling import plain_samplers as plain
+from tests.cpu.sampling.sampler_cases import CASES, PROMPT, assert_follows, draws, logits_of, row, wanted_of
 
 from tokenmill.core.step import RowSampling
 from tokenmill.kernels.triton.kernels import TritonKernels

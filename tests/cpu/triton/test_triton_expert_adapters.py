@@ -5,7 +5,6 @@ Several adapters and none in one step, of ranks that differ from expert to exper
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,11 @@ from torch import Tensor
 triton = pytest.importorskip("triton")
 hf = pytest.importorskip("transformers")
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 
-from paged_batch import PagedBatch  # noqa: E402
-from parity import load, make  # noqa: E402
+from tests.cpu.kernels.paged_batch import PagedBatch  # noqa: E402
+from tests.cpu.models.parity import load, make  # noqa: E402
+from tests.cpu.triton.triton_models_helpers import CASES  # noqa: E402
 from tests.thinned import covering  # noqa: E402
-from triton_models_helpers import CASES  # noqa: E402
 
 from tokenmill.core.errors import ModelError  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402

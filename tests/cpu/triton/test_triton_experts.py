@@ -7,7 +7,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from bounds import Bounds  # noqa: E402
+from tests.cpu.triton.bounds import Bounds  # noqa: E402
 
 from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402

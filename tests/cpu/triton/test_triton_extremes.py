@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from paged_batch import PagedBatch
+from tests.cpu.kernels.paged_batch import PagedBatch
 
 triton = pytest.importorskip("triton")
 
-from triton_attention_helpers import REFERENCE, make_spec  # noqa: E402
+from tests.cpu.triton.triton_attention_helpers import REFERENCE, make_spec  # noqa: E402
 
 from tokenmill.compute.forward import Act, KVSpec, Mixture, NormSpec, RouteSpec  # noqa: E402
 from tokenmill.kernels.triton import multiply  # noqa: E402

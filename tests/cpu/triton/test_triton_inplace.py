@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 pytest.importorskip("triton")
 hf = pytest.importorskip("transformers")
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 
-from parity import DictCheckpoint, load, make, ours  # noqa: E402
+from tests.cpu.models.parity import DictCheckpoint, load, make, ours  # noqa: E402
 
 from tokenmill.core.config import EngineConfig, make_config  # noqa: E402
 from tokenmill.engine.inplace import LayerMaker, refill, weights_of  # noqa: E402

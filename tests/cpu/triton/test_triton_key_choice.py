@@ -7,7 +7,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from paged_batch import PagedBatch  # noqa: E402
+from tests.cpu.kernels.paged_batch import PagedBatch  # noqa: E402
 from tests.thinned import covering  # noqa: E402
 
 from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, RopeSpec  # noqa: E402

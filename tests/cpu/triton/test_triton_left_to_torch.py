@@ -6,7 +6,6 @@ launches ends the overlap of those around it.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
-from triton.runtime.interpreter import GridExecutor
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from family_cases import FAMILIES
-from paged_batch import PagedBatch
-from parity import load
+from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.cpu.models.family_cases import FAMILIES
+from tests.cpu.models.parity import load
 from tests.thinned import WHOLE
+from triton.runtime.interpreter import GridExecutor
 
 from tokenmill.kernels.triton.kernels import TritonKernels
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import pathlib
-import sys
-
 import pytest
 import torch
 
 pytest.importorskip("triton")
 hf = pytest.importorskip("transformers")
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "models"))
 
-from parity import load, make, ours, theirs  # noqa: E402
+from tests.cpu.models.parity import load, make, ours, theirs  # noqa: E402
 
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 

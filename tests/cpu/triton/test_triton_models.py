@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 triton = pytest.importorskip("triton")
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 
-from parity import load, make, ours  # noqa: E402
-from triton_models_helpers import CASES  # noqa: E402
+from tests.cpu.models.parity import load, make, ours  # noqa: E402
+from tests.cpu.triton.triton_models_helpers import CASES  # noqa: E402
 
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402

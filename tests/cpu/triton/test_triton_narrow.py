@@ -7,7 +7,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from triton_narrow_helpers import REFERENCE, exact, met, relative  # noqa: E402
+from tests.cpu.triton.triton_narrow_helpers import REFERENCE, exact, met, relative  # noqa: E402
 
 from tokenmill.compute.forward import NormSpec  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402

@@ -7,10 +7,10 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from bounds import Bounds  # noqa: E402
+from tests.cpu.triton.bounds import Bounds  # noqa: E402
+from tests.cpu.triton.triton_codes_helpers import stored  # noqa: E402
+from tests.cpu.triton.triton_narrow_helpers import met  # noqa: E402
 from tests.thinned import covering  # noqa: E402
-from triton_codes_helpers import stored  # noqa: E402
-from triton_narrow_helpers import met  # noqa: E402
 
 from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402

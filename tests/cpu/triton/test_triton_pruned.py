@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from triton_narrow_helpers import REFERENCE, relative
+from tests.cpu.triton.triton_narrow_helpers import REFERENCE, relative
 
 from tokenmill.compute.forward import NormSpec
 from tokenmill.compute.matrix import StoredMatrix

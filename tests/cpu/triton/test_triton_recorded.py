@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +12,10 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "engine"))
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "models"))
 
-from engines import greedy, open_llm, run
-from fake_graph import FakeRecorder
-from parity import make
+from tests.cpu.engine.engines import greedy, open_llm, run
+from tests.cpu.models.parity import make
+from tests.cpu.triton.fake_graph import FakeRecorder
 
 from tokenmill import SamplingParams
 from tokenmill.kernels.reference import ReferenceKernels

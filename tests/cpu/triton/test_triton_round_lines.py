@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from bounds import Bounds
+from tests.cpu.triton.bounds import Bounds
 
 from tokenmill.compute.lines import LineGrid
 from tokenmill.kernels.reference import ReferenceKernels

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +11,8 @@ import torch
 triton = pytest.importorskip("triton")
 pytest.importorskip("compressed_tensors")
 
-sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("quant", "models")]
 
-from stored_forms_helpers import FORMS, read  # noqa: E402
+from tests.cpu.quant.stored_forms_helpers import FORMS, read  # noqa: E402
 from tests.thinned import WHOLE  # noqa: E402
 
 from tokenmill.checkpoint.gguf_blocks import Blocks  # noqa: E402

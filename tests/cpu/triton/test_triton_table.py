@@ -6,8 +6,6 @@ TOKENMILL_FAMILIES=1 runs the first twist of every family; without it two run th
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +13,9 @@ import torch
 triton = pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 
-from family_cases import ALL  # noqa: E402
-from parity import load, ours  # noqa: E402
+from tests.cpu.models.family_cases import ALL  # noqa: E402
+from tests.cpu.models.parity import load, ours  # noqa: E402
 
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402

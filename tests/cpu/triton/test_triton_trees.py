@@ -7,20 +7,18 @@ import itertools
 import os
 import pathlib
 import random
-import sys
 
 import pytest
 import torch
 
 triton = pytest.importorskip("triton")
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "engine"))
 
-from drafters import make_medusa  # noqa: E402
-from engines import greedy, open_llm, run  # noqa: E402
-from fake_graph import FakeRecorder  # noqa: E402
-from paged_batch import PagedBatch  # noqa: E402
-from tree_batch import as_trees, attention_of, grown, width  # noqa: E402
+from tests.cpu.engine.drafters import make_medusa  # noqa: E402
+from tests.cpu.engine.engines import greedy, open_llm, run  # noqa: E402
+from tests.cpu.kernels.paged_batch import PagedBatch  # noqa: E402
+from tests.cpu.kernels.tree_batch import as_trees, attention_of, grown, width  # noqa: E402
+from tests.cpu.triton.fake_graph import FakeRecorder  # noqa: E402
 
 from tokenmill import SamplingParams  # noqa: E402
 from tokenmill.compute.forward import KVFormat, KVSpec  # noqa: E402

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from paged_batch import PagedBatch
+from tests.cpu.kernels.paged_batch import PagedBatch
 
 from tokenmill.compute.forward import AttentionSpec, KVSpec, RopeSpec
 from tokenmill.kernels.reference import ReferenceKernels

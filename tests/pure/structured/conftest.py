@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bytewise import byte_vocabulary
+from tests.pure.structured.bytewise import byte_vocabulary
 
 from tokenmill.structured.compile import Compiler
 

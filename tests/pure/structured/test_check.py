@@ -6,8 +6,8 @@ import json
 import random
 
 import pytest
-from bytewise import COMPILER, END, byte_vocabulary, speak
-from schemas import random_schema, random_value
+from tests.pure.structured.bytewise import COMPILER, END, byte_vocabulary, speak
+from tests.pure.structured.schemas import random_schema, random_value
 
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.structured import regex

@@ -7,8 +7,8 @@ import random
 import re
 
 import pytest
-from bytewise import COMPILER, compiled, says, speak
 from jsonschema import Draft202012Validator
+from tests.pure.structured.bytewise import COMPILER, compiled, says, speak
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.structured import regex

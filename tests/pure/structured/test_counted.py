@@ -6,8 +6,8 @@ import json
 from itertools import combinations, product
 
 import pytest
-from bytewise import compiled, says
 from jsonschema import Draft202012Validator
+from tests.pure.structured.bytewise import compiled, says
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.structured.counted import MAX_CHOICES, choices

@@ -6,7 +6,7 @@ import itertools
 import random
 
 import pytest
-from bytewise import COMPILER, says
+from tests.pure.structured.bytewise import COMPILER, says
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.structured.lowering import to_grammar

@@ -6,9 +6,9 @@ import json
 import random
 
 import pytest
-from bytewise import COMPILER, says, speak
 from jsonschema import Draft202012Validator
 from tests.pure.messages.writing import write_answer
+from tests.pure.structured.bytewise import COMPILER, says, speak
 from tests.thinned import WHOLE
 
 from tokenmill.core.errors import ParameterError

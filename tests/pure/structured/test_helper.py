@@ -6,7 +6,7 @@ import os
 import threading
 
 import pytest
-from bytewise import COMPILER, END, allowed, compiled, says
+from tests.pure.structured.bytewise import COMPILER, END, allowed, compiled, says
 
 from tokenmill.core.errors import BusyError, ParameterError, UserError
 from tokenmill.core.request import ReasoningSpan

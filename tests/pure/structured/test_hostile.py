@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from bytewise import COMPILER, byte_vocabulary, says
 from tests.cpu_time import least_cpu_time
+from tests.pure.structured.bytewise import COMPILER, byte_vocabulary, says
 
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.structured import compile as compiling

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bytewise import COMPILER, says
+from tests.pure.structured.bytewise import COMPILER, says
 
 from tokenmill.core.errors import ParameterError
 

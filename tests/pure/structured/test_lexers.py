@@ -8,7 +8,7 @@ import random
 import re
 
 import pytest
-from bytewise import END, allowed
+from tests.pure.structured.bytewise import END, allowed
 
 from tokenmill.core.errors import OUR_FAULT, OVER_LIMIT, BusyError, ParameterError
 from tokenmill.core.request import ReasoningSpan

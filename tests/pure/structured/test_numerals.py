@@ -7,7 +7,7 @@ import math
 import random
 
 import pytest
-from bytewise import COMPILER, END, allowed, compiled
+from tests.pure.structured.bytewise import COMPILER, END, allowed, compiled
 
 from tokenmill.structured.compile import Compiler
 from tokenmill.structured.vocabulary import Vocabulary

@@ -6,12 +6,12 @@ import json
 import random
 
 import pytest
-from bytewise import COMPILER, compiled, says, speak
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator, Draft201909Validator, Draft202012Validator
-from schemas import older, random_schema, random_value
-from table import REFUSED, TABLE
+from tests.pure.structured.bytewise import COMPILER, compiled, says, speak
+from tests.pure.structured.schemas import older, random_schema, random_value
+from tests.pure.structured.table import REFUSED, TABLE
 from tests.thinned import WHOLE
 
 from tokenmill.core.errors import ParameterError, UserError

@@ -6,8 +6,8 @@ import resource
 import time
 
 import pytest
-from bytewise import byte_vocabulary, says
 from tests.cpu_time import TRIES
+from tests.pure.structured.bytewise import byte_vocabulary, says
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.process import client

@@ -8,8 +8,8 @@ from itertools import permutations, product
 from typing import Any
 
 import pytest
-from bytewise import compiled, says
 from jsonschema import Draft202012Validator
+from tests.pure.structured.bytewise import compiled, says
 
 from tokenmill.core.errors import ParameterError, UserError
 
