@@ -77,9 +77,14 @@ def test_logits(name, tmp_path):
 
     own = {"llama": LLAMA, "qwen3": QWEN3}
     case = CASES.get(name)
-    _, config, tensors = make(
-        own[name] if case is None else case.config, tmp_path, attention="eager" if case is None else case.attention
-    )
+    try:
+        _, config, tensors = make(
+            own[name] if case is None else case.config, tmp_path, attention="eager" if case is None else case.attention
+        )
+    except ValueError as error:
+        if "Unrecognized configuration class" not in str(error):
+            raise
+        pytest.skip("this Transformers has a config of it, but no model")
     tensors = {k: v.bfloat16() for k, v in tensors.items()}  # weights that bfloat16 holds exactly
     prompts = {"a": random_prompt(80), "b": random_prompt(64, 2)}
     exact = logits_of(case, config, tensors, ReferenceKernels(), torch.float32, prompts)
