@@ -1,6 +1,7 @@
 """Which cuts of decode attention and of one token's experts are fastest on this GPU, for heads and experts of any size.
 
 python bench/gpu_cuts.py [attention|latent|experts] [--only NAME,...] [--rows 1,32] [--length 400] [--processes 15]
+    [--form bf16|fp8|fp8-blocks|int8]      (of experts)
 
 Every figure is the time of a layer's part within a chain of layers, by graph replays: attention between the products
 around it, experts behind a product. So what overlaps in an engine overlaps here, too. `now` is what the engine takes.
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 
+from gpu_experts import stack_of
 from tokenmill.compute.forward import (
     AttentionSpec,
     ForwardContext,
@@ -186,12 +188,16 @@ DOWNS = (
     (1, 128, 2), (1, 256, 2), (1, 256, 4), (1, 512, 4), (2, 128, 2), (2, 256, 2), (2, 256, 4), (2, 512, 4), (4, 64, 2),
     (4, 128, 4), (4, 256, 8), (2, 64, 1), (4, 64, 4),
 )  # fmt: skip
+NARROW_UPS = (
+    (1, 512, 1), (1, 1024, 1), (1, 2048, 1), (1, 4096, 1), (1, 2048, 2), (1, 4096, 2), (1, 4096, 4), (2, 1024, 1),
+    (2, 2048, 2), (2, 1024, 2), (2, 512, 1), (4, 512, 2),
+)  # fmt: skip
 FEW = ((16, 4), (16, 8), (32, 4), (32, 8), (64, 4), (64, 8), (128, 4))
 NEARS = tuple(n << 20 for n in (0, 3, 6, 16, 24))
 PICKS = ((1, 4), (2, 4), (4, 4), (8, 4), (2, 2), (4, 8), (8, 8))
 
 
-def experts(name: str, rows: int, repeated: int) -> Iterator[Case]:
+def experts(name: str, rows: int, repeated: int, form: str) -> Iterator[Case]:
     count, hidden, inner, top, shared = EXPERTS[name]
     kernels, spec = TritonKernels(), RouteSpec(count, top)
     layers, keep = [], []
@@ -203,7 +209,11 @@ def experts(name: str, rows: int, repeated: int) -> Iterator[Case]:
         router = DenseWeight(rand(count, hidden))
         made = Mixture(router, spec, *lists, "silu_mul", None if shared is False else beside, gate)
         keep.append((ups, downs))
-        layers.append(kernels.pack_mixture(made))
+        packed = kernels.pack_mixture(made)
+        if form != "bf16":
+            each = packed.experts
+            packed.ups, packed.downs = (stack_of(form, each, *size) for size in ((2 * inner, hidden), (hidden, inner)))
+        layers.append(packed)
     norm, x = NormSpec(rand(hidden), 1e-6), rand(rows, hidden)
     before = [rand(hidden, hidden * 2, scale=0.02) for _ in range(LAYERS)]
     wide = rand(rows, hidden * 2)
@@ -226,7 +236,7 @@ def experts(name: str, rows: int, repeated: int) -> Iterator[Case]:
             few = lambda *a, c=cut, **k: pick_few(*a, **k, config=c)  # noqa: E731
             yield f"pick few {cut}", lambda i, f=few: changed(i, "pick_few", f, mixture)
         return
-    for cut in UPS:
+    for cut in UPS if form == "bf16" else NARROW_UPS:
         yield f"up {cut}", lambda i, c=cut: changed(i, "up_config", lambda *_: c)
     for cut in DOWNS:
         yield f"down {cut}", lambda i, c=cut: changed(i, "down_config", lambda *_: c)
@@ -271,7 +281,7 @@ def every(options: argparse.Namespace) -> Iterator[tuple[str, Case]]:
     if options.what in ("all", "experts"):
         for name, rows in itertools.product(only or EXPERTS, options.rows.split(",")):
             if name in EXPERTS:
-                for case in experts(name, int(rows), LAYERS if options.compile < 0 else 1):
+                for case in experts(name, int(rows), LAYERS if options.compile < 0 else 1, options.form):
                     yield f"experts {name} {rows}", case
 
 
@@ -281,6 +291,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--kinds", default="", help="of cuts, by the beginning of their names: up,down,pick")
     parser.add_argument("--rows", default="1,32")
+    parser.add_argument("--form", default="bf16", help="of experts: bf16, fp8, fp8-blocks, int8")
     parser.add_argument("--length", type=int, default=400)
     parser.add_argument("--processes", type=int, default=15)
     parser.add_argument("--compile", type=int, default=-1, help=argparse.SUPPRESS)
