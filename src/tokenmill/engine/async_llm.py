@@ -23,9 +23,9 @@ from tokenmill.engine.engine_args import EngineArgs
 from tokenmill.engine.hub_tokenizer import HubTokenizer
 from tokenmill.engine.llm_arguments import PINS, check_around, check_connector, check_others, no_such, template_alone
 from tokenmill.engine.outputs import Accumulator
+from tokenmill.engine.picking import EnginePicker, asked_of
 from tokenmill.engine.pooling import as_tensor, pooling_params_of, sampling_of
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, check_salt, default_params, make_request
-from tokenmill.engine.routing import Router, asked_of
 from tokenmill.engine.said import MOST_DEATHS, REPEATEDLY
 from tokenmill.engine.scores import shorten
 from tokenmill.engine.service import Caller, OrphanedError, Service, ends_of
@@ -56,9 +56,9 @@ class AsyncLLM:
         self.crew = Crew(config)
         self.services = self.crew.services
         self.service = self.services[0]
-        self.router = Router(self.service.built.prefix_block) if len(self.services) > 1 else None
+        self.picker = EnginePicker(self.service.built.prefix_block) if len(self.services) > 1 else None
         self.routed = list(self.services)
-        """The services that the router knows of."""
+        """The services that the picker knows of."""
         self.owners: dict[str, int] = {}
         self.turns = Turns(self.owners)
         self.ended_well = 0
@@ -388,8 +388,8 @@ class AsyncLLM:
         with self._owner(request, lost) as service:
             async with contextlib.aclosing(service.generate(request, pooling, lost)) as deltas:
                 async for delta in deltas:
-                    if self.router is not None:
-                        self.router.answered(self.owners[request.id], request.id, len(delta.token_ids))
+                    if self.picker is not None:
+                        self.picker.answered(self.owners[request.id], request.id, len(delta.token_ids))
                         self.turns.answered(request.id)
                     yield delta
 
@@ -419,21 +419,21 @@ class AsyncLLM:
     def _owner(self, request: Request, lost: Caller | None) -> Iterator[Service]:
         """Choose the engine for this request; it counts as that engine's while the context is open."""
         number = 0
-        if self.router is not None:
+        if self.picker is not None:
             for each, service in enumerate(self.services):
                 if service is not self.routed[each]:
                     self.routed[each] = service
-                    self.router.forget(each)
+                    self.picker.forget(each)
                 while service.cached:
-                    self.router.cached(each, *service.cached.popleft())
-            number = self.router.pick_engine(self._able(lost) or [0], asked_of(request))
+                    self.picker.cached(each, *service.cached.popleft())
+            number = self.picker.pick_engine(self._able(lost) or [0], asked_of(request))
         self.owners[request.id] = number
         try:
             yield self.services[number]
         finally:
             del self.owners[request.id]
-            if self.router is not None:
-                self.router.done(number, request.id)
+            if self.picker is not None:
+                self.picker.done(number, request.id)
 
 
 async def _unless_dead(service: Service, sleep_or_wake: Callable[[], Any]) -> None:

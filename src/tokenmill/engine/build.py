@@ -132,7 +132,7 @@ def build_engine(config: EngineConfig) -> Built:
         snapshots=None if facts.snapshots is None else Snapshots(facts.snapshots, config.cache.block_size),
         step_tokens=facts.max_step_tokens,
     )
-    if config.engines > 1:  # a router chooses between them
+    if config.engines > 1:  # each request's one is picked
         tables.cache.listener = CacheEvents()
     limits = limits_of(config, facts, most, cohorts=0 if executor.overlaps else executor.depth)
     tables.shares_followed, tables.draft_window = not limits.anew, facts.draft_window

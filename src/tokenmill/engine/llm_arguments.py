@@ -31,7 +31,7 @@ LOST = {
     "chat_template_content_format": "it is auto, string or openai, and all are the same here",
     "trace_headers": "a server sends traces (--otlp-traces-endpoint)",
     "prompt_text": "the prompt itself may hold both: {'prompt': text, 'prompt_token_ids': ids}",
-    "data_parallel_rank": "the router chooses the engine; a server takes X-data-parallel-rank",
+    "data_parallel_rank": "engines are picked by their load; a server takes X-data-parallel-rank",
     "stat_loggers": "the server's /metrics and LLM.get_metrics() have the engine's numbers",
 }
 """Arguments of vLLM's methods that would have no effect, and why."""

@@ -19,7 +19,7 @@ from typing import Any
 from tokenmill.core.errors import EngineDeadError, IdInUseError, UserError
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.routing import Router, asked_of
+from tokenmill.engine.picking import EnginePicker, asked_of
 from tokenmill.engine.said import MOST_DEATHS, REPEATEDLY, Said
 from tokenmill.engine.successors import Successors
 from tokenmill.process.pipe import LOOK_S
@@ -37,7 +37,7 @@ class Replicas:
         self.successors = successors
         self.alive = dict(enumerate(parts))
         self.admission, self.executor, self.scheduler = parts[0].admission, parts[0].executor, parts[0].scheduler
-        self.router = Router(prefix_block)
+        self.picker = EnginePicker(prefix_block)
         self.open: dict[str, Said] = {}
         self.held: list[Said] = []
         """Requests that may be to blame for deaths: they wait until they can go on alone."""
@@ -74,12 +74,12 @@ class Replicas:
             self.open[request.id] = entry = Said(request, pooling, emitted=[[] for _ in range(outputs)])
             return self.waiting.append(entry)
         for number, part in self.alive.items():
-            self.router.cached(number, *part.scheduler.tables.cache.listener.take())
-        number = self.router.pick_engine(self.alive, asked_of(request))
+            self.picker.cached(number, *part.scheduler.tables.cache.listener.take())
+        number = self.picker.pick_engine(self.alive, asked_of(request))
         try:
             self.parts[number].add(request, pooling)
         except BaseException:
-            self.router.done(number, request.id)
+            self.picker.done(number, request.id)
             raise
         outputs = self.parts[number].scheduler.roster.groups[request.id].num_outputs
         self.open[request.id] = Said(request, pooling, engine=number, emitted=[[] for _ in range(outputs)])
@@ -197,7 +197,7 @@ class Replicas:
         log.error("engine %d died (%s) with %d requests; %s", number, self.dead, len(orphans), left)
         for file in self.files[number]:
             self.news.unregister(file)
-        self.router.forget(number)
+        self.picker.forget(number)
         groups = part.scheduler.roster.groups
         part.flying.clear()
         part.executor.close()
@@ -218,7 +218,7 @@ class Replicas:
     def _continue(self, entry: Said) -> None:
         """Give a request to another engine."""
         request = entry.replayed()
-        entry.engine = self.router.pick_engine(self.alive, asked_of(request))
+        entry.engine = self.picker.pick_engine(self.alive, asked_of(request))
         try:
             self.parts[entry.engine].add(request, entry.pooling)
         except UserError as error:
@@ -242,20 +242,20 @@ class Replicas:
                 [each for each in entries if each is not entry] for entries in (self.held, self.waiting)
             )
             if number >= 0:
-                self.router.done(number, name)
+                self.picker.done(number, name)
         return [TokenDelta(name, i, [], finish=reason, error=error) for i in left]
 
     def _seen(self, number: int, deltas: list[TokenDelta]) -> list[TokenDelta]:
         """The deltas, without what was seen before; what they say is kept, and noted as the engine's load."""
         for delta in deltas:
-            self.router.answered(number, delta.request_id, len(delta.tokens))
+            self.picker.answered(number, delta.request_id, len(delta.tokens))
             if (entry := self.open.get(delta.request_id)) is not None:
                 entry.say(delta)
                 entry.ended.update([delta.index] if delta.finish is not None else ())
         ended = {delta.request_id for delta in deltas if delta.finish is not None}
         for name in ended - self.parts[number].scheduler.roster.groups.keys():
             self.open.pop(name, None)
-            self.router.done(number, name)
+            self.picker.done(number, name)
         return deltas
 
 

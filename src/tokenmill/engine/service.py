@@ -72,7 +72,7 @@ class Service:
         built.adapters.in_use = self._adapters
         self.commands: queue.SimpleQueue[Add | Callable[[], None] | None] = queue.SimpleQueue()
         self.cached: deque[tuple[bytes, bytes]] = deque()
-        """What the engine reports about its prefix cache, if a router chooses between several engines (wire.py:
+        """What the engine reports about its prefix cache, if one of several engines is picked (wire.py:
         Report)."""
         self.dead: str | None = None
         self.loop = EngineLoop(built, self._receive, self._heard)

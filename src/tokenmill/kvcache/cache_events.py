@@ -1,4 +1,4 @@
-"""What a prefix cache holds, reported block by block to the router between engines. Owns: the marks that name a block
+"""What a prefix cache holds, reported block by block to who picks engines. Owns: the marks that name a block
 and everything before it, and which of them were published or lost since the last report.
 
 A block is reported once the step that writes it is committed, because a plan may fail. A mark covers a salt and every
@@ -96,7 +96,7 @@ class Listener(Protocol):
 
 
 class NoListener:
-    """The listener of an engine that no router chooses."""
+    """The listener of an engine that nobody picks among others."""
 
     def published(self, nodes: Iterable[ToldNode]) -> None:
         """Nothing is kept."""

@@ -43,21 +43,21 @@ async def _ask_long(llm: AsyncLLM, name: str) -> int:
 
 async def _caches_are_known(llm: AsyncLLM) -> None:
     """What engines tell of their prefix caches draws requests, until they say that it is gone."""
-    router = llm.router
-    assert router is not None
+    picker = llm.picker
+    assert picker is not None
     first = await _ask_long(llm, "a")
-    router.loads[first].given += 100  # it was given more
+    picker.loads[first].given += 100  # it was given more
     assert await _ask_long(llm, "b") == first
-    assert len(router.loads[first].held) == 3 and not router.loads[1 - first].held and not router.loads[first].coming
+    assert len(picker.loads[first].held) == 3 and not picker.loads[1 - first].held and not picker.loads[first].coming
     assert await llm.reset_prefix_cache()
     for i in range(300):  # an engine tells what it has dropped with what it says next, and a request hears it
-        if not router.loads[first].held:
+        if not picker.loads[first].held:
             break
         async for _ in llm.generate({"prompt_token_ids": [5, 6]}, greedy(1), f"short {i}"):
             pass
         await asyncio.sleep(0.01)
-    assert not router.loads[first].held
-    router.loads[first].given = router.loads[1 - first].given + 100
+    assert not picker.loads[first].held
+    picker.loads[first].given = picker.loads[1 - first].given + 100
     assert await _ask_long(llm, "c") != first
 
 

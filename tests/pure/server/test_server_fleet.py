@@ -57,7 +57,7 @@ async def test_what_an_engine_tells_of_its_cache_draws_requests(start: Starter) 
     """Through the wire, until it says that it is gone, or dies."""
     served = await start(FakeOptions(), FleetOptions(engines=3))
     fleet, body = served.fake.fleet, {"prompt": "abc" * 40, "max_tokens": 2}
-    tokenizer, fleet.router.block_size = fleet.info.tokenizer, 16
+    tokenizer, fleet.picker.block_size = fleet.info.tokenizer, 16
     assert tokenizer is not None
     marks = b"".join(prompt_marks(tokenizer.encode("abc" * 40), "", 16, 1 << 20))
     assert marks
@@ -67,11 +67,11 @@ async def test_what_an_engine_tells_of_its_cache_draws_requests(start: Starter) 
         fleet._heard(
             fleet.engines[2], fleet.engines[2].life, read_news(encode_news(Report(published=published, gone=gone)))
         )
-        before = [fleet.router._load(number).given for number in range(3)]
+        before = [fleet.picker._load(number).given for number in range(3)]
         assert (await served.post(PATH, body)).status_code == 200
-        given = [fleet.router._load(number).given - old for number, old in enumerate(before)]
+        given = [fleet.picker._load(number).given - old for number, old in enumerate(before)]
         for number in range(3):
-            fleet.router._load(number).given = 10 * (number == 2)
+            fleet.picker._load(number).given = 10 * (number == 2)
         return given.index(max(given))
 
     assert await owner(marks) == 2

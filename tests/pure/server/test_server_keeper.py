@@ -23,7 +23,7 @@ from tests.pure.server.conftest import Starter, kill, until
 from tokenmill.core.config import make_config, make_server_config
 from tokenmill.core.errors import EngineLostError
 from tokenmill.engine import deaths
-from tokenmill.engine.routing import Router
+from tokenmill.engine.picking import EnginePicker
 from tokenmill.engine.wire import Beat, Failed, News
 from tokenmill.process.vitals import Vitals, vitals_of
 from tokenmill.server.engines import child
@@ -155,7 +155,8 @@ async def test_the_watch_goes_on_after_any_failure(start: Starter, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(EngineRecord, "totals"), (Router, "forget"), (deaths.Deaths, "count"), (Fleet, "_replay")]
+    ("owner", "name"),
+    [(EngineRecord, "totals"), (EnginePicker, "forget"), (deaths.Deaths, "count"), (Fleet, "_replay")],
 )
 async def test_whatever_breaks_at_a_death_another_life_begins(
     start: Starter, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str

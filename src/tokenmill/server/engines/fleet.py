@@ -31,7 +31,7 @@ from tokenmill.core.errors import (
 from tokenmill.core.request import Request, TextDelta, TokenDelta
 from tokenmill.engine.admission import Admission, work_of
 from tokenmill.engine.deliveries import Deliveries
-from tokenmill.engine.routing import Router, asked_of
+from tokenmill.engine.picking import EnginePicker, asked_of
 from tokenmill.engine.said import REPEATEDLY
 from tokenmill.engine.wire import Abort, Add, Beat, Failed, News, Ready, Refused, Report, check_carried
 from tokenmill.server.adapters import AdapterBook
@@ -64,7 +64,7 @@ class Fleet:
         self.options = options
         self.keeper = Keeper(make_link, options, Reports(self._heard, self._lost, self._broken, self._hopeless))
         self.engines = self.keeper.engines
-        self.router = Router()
+        self.picker = EnginePicker()
         self.queue = FairQueue()
         self.trials = Trials(
             self.engines,
@@ -283,7 +283,7 @@ class Fleet:
         self._info = learn_model(self.names, ready)
         tokenizer = self._info.tokenizer
         self.admission = learn_admission(ready, tokenizer)
-        self.router.block_size = ready.facts.get("prefix_block", 0)
+        self.picker.block_size = ready.facts.get("prefix_block", 0)
         self.deliveries = self._deliveries(tokenizer)
         if self.options.fair:
             self.queue.limit = max(1, self._info.max_rows * len(self.engines) * 5 // 4)
@@ -291,7 +291,7 @@ class Fleet:
     def _note_fates(self, engine: EngineRecord, report: Report) -> None:
         """Note which requests the engine has begun, refused or failed, and how far it has read them."""
         safely = self.deliveries.safely
-        safely("", self.router.cached, engine.number, report.published, report.gone)
+        safely("", self.picker.cached, engine.number, report.published, report.gone)
         for request_id in report.accepted:
             safely(request_id, self._answer, request_id, None)
         for refused in report.refused:
@@ -314,7 +314,7 @@ class Fleet:
     def _prefilled(self, request_id: str, now: float, tokens: int) -> None:
         entry = self.open_requests.get(request_id)
         if entry is not None:
-            self.router.computed(entry.engine, request_id, tokens, len(entry.request.prompt_ids))
+            self.picker.computed(entry.engine, request_id, tokens, len(entry.request.prompt_ids))
             if len(entry.timeline.prefill) < MAX_CHUNKS:
                 entry.timeline.prefill.append((now, tokens))
 
@@ -344,7 +344,7 @@ class Fleet:
         if entry is None:
             return
         entry.say(delta)
-        self.router.said(entry.engine, delta.request_id, len(delta.tokens))
+        self.picker.said(entry.engine, delta.request_id, len(delta.tokens))
         self.trials.said(entry, len(delta.tokens))
 
     def _stop(self, request_id: str, index: int) -> None:
@@ -374,7 +374,7 @@ class Fleet:
             self.adapters.let_go()
         if entry.engine >= 0:
             self.engines[entry.engine].requests.discard(entry.request.id)
-            self.router.done(entry.engine, entry.request.id)
+            self.picker.done(entry.engine, entry.request.id)
         entry.timeline.ended = time.monotonic()
         self.trials.over(entry)
         owner = entry.stream.owner
@@ -415,7 +415,7 @@ class Fleet:
             present = [e for e in ready if e.absence(self.options.watchdog_s) is None]
             able = [e.number for e in present or ready]
             asked = asked_of(request, stream.session, stream.owner)
-            number = self.router.pick_engine(able, asked, only=stream.rank if stream.rank in able else None)
+            number = self.picker.pick_engine(able, asked, only=stream.rank if stream.rank in able else None)
         entry.engine = entry.timeline.engine = number
         engine = self.engines[number]
         engine.requests.add(request.id)
@@ -451,7 +451,7 @@ class Fleet:
                 self.loaded.set_exception(EngineLostError(f"the engine ended while loading ({reason})"))
             return
         self.rest.lost(engine, reason)
-        self.deliveries.safely("", self.router.forget, engine.number)
+        self.deliveries.safely("", self.picker.forget, engine.number)
         orphans = [self.open_requests[i] for i in engine.requests if i in self.open_requests]
         engine.requests.clear()
         tried = self.trials.current if engine.number == self.trials.engine else None

@@ -24,7 +24,7 @@ MOST_TOKENS = 16_384
 MAX_REMEMBERED = 16_384
 AGAIN = 4
 """The cost of a token that one engine would compute although another has it cached: it delays later requests and pushes
-others out of the cache. With 200 prompts of 16 prefixes (tests/pure/test_routing_prefixes.py), four engines lost 1 to 2
+others out of the cache. With 200 prompts of 16 prefixes (tests/pure/test_picking_prefixes.py), four engines lost 1 to 2
 points of a single engine's hit rate at a cost of 4, and 5 points at 1. At 6 and more their work was up to 15 % from
 even."""
 ANSWER = 32
@@ -134,7 +134,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class RouterRequest:
+class PickRequest:
     """What the choice of an engine depends on. keys: the prompt's keys in the prefix cache."""
 
     name: str
@@ -144,13 +144,13 @@ class RouterRequest:
     owner: str = ""
 
 
-def asked_of(request: Request, session: str | None = None, owner: str = "") -> RouterRequest:
+def asked_of(request: Request, session: str | None = None, owner: str = "") -> PickRequest:
     """What the choice for this request depends on."""
     keys = request.prompt_keys or request.prompt_ids
-    return RouterRequest(request.id, keys, salt_of(request.adapter, request.salt), session, owner)
+    return PickRequest(request.id, keys, salt_of(request.adapter, request.salt), session, owner)
 
 
-class Router:
+class EnginePicker:
     """Chooses engines. Each owner's sessions are remembered separately, so that no API key makes it forget
     another's."""
 
@@ -161,7 +161,7 @@ class Router:
         self.sessions = OwnedMemory()
         self._mark = lru_cache(MAX_REMEMBERED)(mark_of)
 
-    def pick_engine(self, engines: Iterable[int], asked: RouterRequest, *, only: int | None = None) -> int:
+    def pick_engine(self, engines: Iterable[int], asked: PickRequest, *, only: int | None = None) -> int:
         """Choose the engine for a request, which then counts as sent there. only: the engine, if it is fixed
         already."""
         able = [only] if only is not None else list(engines)

@@ -1,4 +1,4 @@
-"""Four engines behind one router, with real schedulers and caches: they hit as often as one does, and work alike."""
+"""Four engines behind one picker, with real schedulers and caches: they hit as often as one does, and work alike."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from tokenmill.core.request import Request, SamplingParams, TokenDelta
 from tokenmill.core.step import StepPlan, StepResult
 from tokenmill.engine.admission import Admission
+from tokenmill.engine.picking import EnginePicker, asked_of
 from tokenmill.engine.prompts import make_request
-from tokenmill.engine.routing import Router, asked_of
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.cache_events import MARK_BYTES, CacheEvents, prompt_marks
 from tokenmill.scheduler.policy import make_policy
@@ -75,28 +75,28 @@ def workload(seed: int, groups: int = 16, shared: int = 256, count: int = 200) -
 
 def run(requests: list[Request], engines: int, most_open: int, blocks: int = 4000) -> Figures:
     """As a server does it: so many are open at a time."""
-    router, parts = Router(BLOCK), [Part(blocks) for _ in range(engines)]
+    picker, parts = EnginePicker(BLOCK), [Part(blocks) for _ in range(engines)]
     waiting, owners = deque(requests), dict[str, int]()
     counted = [0] * engines
     while waiting or owners:
         while waiting and len(owners) < most_open:
             request = waiting.popleft()
-            number = owners[request.id] = router.pick_engine(range(engines), asked_of(request))
+            number = owners[request.id] = picker.pick_engine(range(engines), asked_of(request))
             counted[number] += 1
             parts[number].add(request)
         for number, part in enumerate(parts):
             deltas = part.step()
-            router.cached(number, *part.tables.cache.listener.take())
+            picker.cached(number, *part.tables.cache.listener.take())
             for delta in deltas:
-                router.computed(number, delta.request_id, 1, 0)
-                router.said(number, delta.request_id, len(delta.tokens))
+                picker.computed(number, delta.request_id, 1, 0)
+                picker.said(number, delta.request_id, len(delta.tokens))
                 if delta.finish is not None:
-                    router.done(number, delta.request_id)
+                    picker.done(number, delta.request_id)
                     del owners[delta.request_id]
     total = sum(len(request.prompt_ids) for request in requests)
     hits = total - sum(part.scheduler.counters.prompt_tokens for part in parts)
     for number, part in enumerate(parts):  # what was told is what lies there
-        load = router._load(number)
+        load = picker._load(number)
         assert not load.open and not load.coming and load.cost == 0
         assert len(load.held) == len(part.tables.pools[0].cached)
     return Figures(hits / total, [part.work for part in parts], counted)
