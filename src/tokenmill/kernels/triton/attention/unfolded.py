@@ -115,10 +115,11 @@ def attend_unfolded(
     for first in range(0, spec.heads, together):
         these = slice(first, first + together)
         ups, downs = parts[0][these], parts[1][these].transpose(1, 2)
-        one = low.expand(len(ups), -1, -1)
-        keys = torch.bmm(one, ups)
+        one, plain = low.expand(len(ups), -1, -1), ups.shape[2]
+        keys = low.new_empty((len(ups), len(low), plain if shared else plain + high.shape[1]))
+        torch.bmm(one, ups, out=keys[..., :plain])
         if not shared:
-            keys = torch.cat((keys, high.expand(len(ups), -1, -1)), dim=2)
+            keys[..., plain:] = high
         gathered = Gathered(keys, torch.bmm(one, downs), high if shared else None)
         attend_long(q[:, these], out[:, these], spec, ctx, arranged, gathered, pdl=pdl, hopper=hopper)
 

@@ -66,14 +66,18 @@ def _count_kernel(
     for i in range(rounds):
         p = first + i * BP + tl.arange(0, BP)
         expert = tl.load(id_ptr + p, mask=p < pairs, other=-1).to(tl.int32)
+        real = (expert >= 0) & (expert < E)
+        # Those of earlier rounds are counted already, those of this one are looked for.
+        earlier = tl.load(start_ptr + block * BE + expert, mask=real, other=0, cache_modifier=".cg")
         before = tl.zeros((BP, 16), dtype=tl.int32)
-        for j in range(first, first + (i + 1) * BP, 16):
-            q = j + tl.arange(0, 16)
+        for j in tl.static_range(0, BP, 16):
+            q = first + i * BP + j + tl.arange(0, 16)
             other = tl.load(id_ptr + q, mask=q < pairs, other=-1).to(tl.int32)
             before += ((other[None, :] == expert[:, None]) & (q[None, :] < p[:, None])).to(tl.int32)
-        tl.store(rank_ptr + p, tl.sum(before, axis=1), mask=p < pairs)
-        tl.atomic_add(start_ptr + block * BE + expert, 1, mask=(expert >= 0) & (expert < E), sem="relaxed")
-    tl.debug_barrier()
+        tl.store(rank_ptr + p, earlier + tl.sum(before, axis=1), mask=p < pairs)
+        tl.debug_barrier()
+        tl.atomic_add(start_ptr + block * BE + expert, 1, mask=real, sem="relaxed")
+        tl.debug_barrier()
     if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == blocks - 1:
         # The last one: where each expert begins, then where each block's pairs of each expert begin.
         tl.store(counter_ptr, 0)
