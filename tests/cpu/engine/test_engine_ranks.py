@@ -33,16 +33,6 @@ def test_two_ranks_give_the_bytes_of_one(tiny):
     compare(tiny, 2, dtype="bfloat16")
 
 
-@pytest.fixture(scope="session")
-def mixture(tmp_path_factory):
-    """A small Qwen3-MoE with a tokenizer."""
-    from tests.cpu.models.family_cases import CASES
-
-    folder = tmp_path_factory.mktemp("mixture")
-    CASES["qwen3-moe"].make(folder)
-    return folder
-
-
 @pytest.mark.skipif(not FULL, reason="long: set TOKENMILL_RELIABILITY=1")
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4", "fp8"])
