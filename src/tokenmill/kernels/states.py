@@ -56,15 +56,21 @@ def short_conv_(inputs: Sequence[Tensor], spec: ConvSpec, state: Tensor, ctx: Fo
     return out
 
 
+def apart(inputs: Sequence[Tensor], spec: DeltaSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """mixed, beta and pace of a delta rule's inputs, whose gates may be one tensor (beta | pace)."""
+    mixed, gates, *paces = inputs
+    return mixed, gates[:, : spec.value_heads], paces[0] if paces else gates[:, spec.value_heads :]
+
+
 def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-    """The gated delta rule: mixed [T, (q | k | v)], gates [T, (beta | pace)] -> [T, Hv, Dv], computed in float32.
+    """The gated delta rule: mixed [T, (q | k | v)], beta and pace (see `apart`) -> [T, Hv, Dv], computed in float32.
 
     Of each value head's matrix S [Dk, Dv] (state [R + 1, Hv, Dk, Dv]), with k and q of length 1:
     S = exp(-spec.rate softplus(pace + spec.shift)) S;  S += k (b (v - k S));  out = (q / sqrt(Dk)) S,
     where b = spec.most_beta sigmoid(beta). A head has one pace, or (spec.by_key) one for each of its Dk lines. With a
     spec.floor, a line's decay is exp(spec.floor sigmoid(spec.rate (pace + spec.shift))).
     """
-    mixed, gates = inputs
+    mixed, *gates = apart(inputs, spec)
     keys, values = spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim
     q, k, v = (part.float() for part in mixed.split((keys, keys, values), dim=-1))
     v = v.unflatten(-1, (spec.value_heads, spec.value_dim))
@@ -73,8 +79,7 @@ def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: F
     heads = heads % spec.key_heads if spec.tiled else heads // groups
     q, k = (_unit(part.unflatten(-1, (spec.key_heads, -1)))[:, heads] for part in (q, k))
     q = q * spec.key_dim**-0.5
-    gates = gates.float()
-    beta, pace = (part.contiguous() for part in gates.tensor_split((spec.value_heads,), dim=-1))
+    beta, pace = (part.float().contiguous() for part in gates)
     pace, rate = (pace + spec.shift).unflatten(-1, (spec.value_heads, -1)), spec.rate[:, None]
     slowed = spec.floor * row_stable.sigmoid(rate * pace) if spec.floor else -rate * row_stable.softplus(pace)
     decay = torch.exp(slowed)[..., None]

@@ -123,16 +123,16 @@ class GatedDelta(Projected):
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
         """Delta of norm(x), before the output matrix; x [T, hidden]."""
         kernels, heads = ctx.kernels, self.heads
-        mixed, z, gates = self._products(x, ctx, norm)
+        mixed, z, *gates = self._products(x, ctx, norm)
         assert ctx.rows is not None, "states are found by row"
         inputs, matrices = ctx.rows.states[self.state]
         mixed = kernels.recur_((mixed,), self.conv, inputs, ctx)
-        found = kernels.recur_((mixed, gates), self.spec, matrices, ctx)
+        found = kernels.recur_((mixed, *gates), self.spec, matrices, ctx)
         gated = kernels.norm(found.flatten(1), self.norm, z, heads.value_dim)
         return gated
 
     def _products(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None) -> list[Tensor]:
-        """(q | k | v), z and (beta | rate) of the layer's input."""
+        """(q | k | v), z and (beta | rate), or beta and rate, of the layer's input."""
         gates = self.heads.value_heads * (1 + self.paces(self.heads))
         sizes = (self.heads.channels, self.heads.widths[1], gates)
         made = [part.weight.matmul(x, ctx, norm=norm) for part in self.products]
@@ -173,8 +173,8 @@ class KeyedDelta(GatedDelta):
         mixed, beta, *low = first.matmul(x, ctx, norm=norm).split(
             (heads.channels, heads.value_heads, heads.value_dim, heads.value_dim), dim=-1
         )
-        z, pace = (weight.matmul(one.contiguous(), ctx) for weight, one in zip((wide, paces), low, strict=True))
-        return [mixed, z, torch.cat((beta, pace), dim=-1)]
+        z, pace = (weight.matmul(one, ctx) for weight, one in zip((wide, paces), low, strict=True))
+        return [mixed, z, beta, pace]
 
 
 def _flat(b: Build, name: str, count: int) -> Tensor:

@@ -62,7 +62,7 @@ def gated_norm(x: Tensor, gate: Tensor, spec: NormSpec | None, size: int, *, fir
 
 def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor | None:
     """See kernels/states.py."""
-    mixed, gates = inputs
+    mixed, gates = inputs if len(inputs) == 2 else (inputs[0], torch.cat(tuple(inputs[1:]), dim=-1))
     if spec.floor:
         plain = replace(spec, floor=0.0, rate=torch.ones_like(spec.rate), shift=torch.zeros_like(spec.shift))
         found = delta_rule_((mixed.float(), _unbounded(gates, spec)), plain, state, ctx)

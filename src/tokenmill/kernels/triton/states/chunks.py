@@ -74,9 +74,10 @@ def _inverse(a, SIZE: tl.constexpr, BASE: tl.constexpr, LEVELS: tl.constexpr, EX
 
 @triton.jit(do_not_specialize=["sequences"])
 def _prepare_kernel(
-    mixed_ptr, gate_ptr, rate_ptr, shift_ptr, start_ptr, w_ptr, u_ptr, p_ptr, scales_ptr, sum_ptr, a_ptr, sequences,
-    mixed_stride, gate_stride, HK: tl.constexpr, HV: tl.constexpr, TILED: tl.constexpr, DK: tl.constexpr,
-    DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SIZE: tl.constexpr, SHORT: tl.constexpr,
+    mixed_ptr, beta_ptr, pace_ptr, rate_ptr, shift_ptr, start_ptr, w_ptr, u_ptr, p_ptr, scales_ptr, sum_ptr, a_ptr,
+    sequences, mixed_stride, beta_stride, pace_stride,
+    HK: tl.constexpr, HV: tl.constexpr, TILED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, SIZE: tl.constexpr, SHORT: tl.constexpr,
     BASE: tl.constexpr, LEVELS: tl.constexpr, MOST_BETA: tl.constexpr, BY_KEY: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """BY_KEY: sums of logarithms [.., DK], A and P are there already."""
@@ -93,8 +94,8 @@ def _prepare_kernel(
         keys = mixed_ptr + token[:, None] * mixed_stride + key_head * DK + k[None, :]
         real_k = real[:, None] & (k < DK)[None, :]
         real_v = real[:, None] & (v < DV)[None, :]
-        gates = gate_ptr + token * gate_stride + head
-        beta = tl.where(real, sigmoid(tl.load(gates, mask=real, other=0.0).to(tl.float32)) * MOST_BETA, 0.0)
+        betas = beta_ptr + token * beta_stride + head
+        beta = tl.where(real, sigmoid(tl.load(betas, mask=real, other=0.0).to(tl.float32)) * MOST_BETA, 0.0)
         place = (number.to(tl.int64) * HV + head) * SIZE + r
         key = tl.load(keys + HK * DK, mask=real_k, other=0.0).to(tl.float32)
         key_scale = 1.0 / tl.sqrt(tl.sum(key * key, axis=1) + 1e-6)
@@ -108,7 +109,8 @@ def _prepare_kernel(
             fade = tl.exp(tl.load(sum_ptr + place[:, None] * DK + k[None, :], mask=(k < DK)[None, :], other=0.0))
         else:
             rate, shift = tl.load(rate_ptr + head), tl.load(shift_ptr + head)
-            pace = tl.load(gates + HV, mask=real, other=0.0).to(tl.float32) + shift
+            paces = pace_ptr + token * pace_stride + head
+            pace = tl.load(paces, mask=real, other=0.0).to(tl.float32) + shift
             sums = tl.cumsum(tl.where(real, -rate * softplus(pace), 0.0), axis=0)
             fade = tl.exp(sums)[:, None]
             low = key.to(kind)
@@ -206,7 +208,14 @@ def can_chunk(spec: DeltaSpec, kind: torch.dtype, *, small: bool) -> bool:
 
 
 def chunked_delta_(
-    mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext, out: Tensor, *, small: bool
+    mixed: Tensor,
+    gates: tuple[Tensor, Tensor],
+    spec: DeltaSpec,
+    state: Tensor,
+    ctx: ForwardContext,
+    out: Tensor,
+    *,
+    small: bool,
 ) -> None:
     """See kernels/states.py; fills `out` for sequences of more than SHORT tokens, and leaves others alone. (Of such a
     sequence the last state alone is left: none of its tokens is a draft.)"""
@@ -226,8 +235,8 @@ def chunked_delta_(
     sums, a = pairs_by_key(mixed, gates, spec, ctx, p, exact=exact) if spec.by_key else (None, None)
     warps = max(warps, BY_KEY_WARPS) if spec.by_key else warps
     _prepare_kernel[(numbers, heads)](
-        mixed, gates, spec.rate, spec.shift, ctx.borders(), w, u, p, scales, sums, a, sequences, mixed.stride(0),
-        gates.stride(0), **sizes, BK=rows, BV=columns, BASE=base,
+        mixed, *gates, spec.rate, spec.shift, ctx.borders(), w, u, p, scales, sums, a, sequences, mixed.stride(0),
+        *(gate.stride(0) for gate in gates), **sizes, BK=rows, BV=columns, BASE=base,
         LEVELS=(SIZE // base).bit_length() - 1, MOST_BETA=spec.most_beta, BY_KEY=spec.by_key, EXACT=exact,
         num_warps=warps,
     )  # fmt: skip

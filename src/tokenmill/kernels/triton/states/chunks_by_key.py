@@ -26,7 +26,7 @@ LINES, WARPS = 16, 8
 
 @triton.jit(do_not_specialize=["sequences"])
 def _sums_kernel(
-    gate_ptr, rate_ptr, shift_ptr, start_ptr, sum_ptr, sequences, gate_stride,
+    pace_ptr, rate_ptr, shift_ptr, start_ptr, sum_ptr, sequences, pace_stride,
     HV: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr, SIZE: tl.constexpr, SHORT: tl.constexpr, FLOOR: tl.constexpr,
 ):  # fmt: skip
     number, head = tl.program_id(0), tl.program_id(1)
@@ -39,7 +39,7 @@ def _sums_kernel(
         token = (first + part * SIZE + r).to(tl.int64)
         rate = tl.load(rate_ptr + head)
         shift = tl.load(shift_ptr + head * DK + k, mask=k < DK, other=0.0)
-        paces = gate_ptr + token[:, None] * gate_stride + (HV + head * DK + k)[None, :]
+        paces = pace_ptr + token[:, None] * pace_stride + (head * DK + k)[None, :]
         pace = tl.load(paces, mask=real, other=0.0).to(tl.float32) + shift[None, :]
         slowed = FLOOR * sigmoid(rate * pace) if FLOOR != 0.0 else -rate * softplus(pace)
         place = (number.to(tl.int64) * HV + head) * SIZE + r
@@ -49,7 +49,7 @@ def _sums_kernel(
 
 @triton.jit(do_not_specialize=["sequences"])
 def _pairs_kernel(
-    mixed_ptr, gate_ptr, start_ptr, sum_ptr, a_ptr, p_ptr, sequences, mixed_stride, gate_stride,
+    mixed_ptr, beta_ptr, start_ptr, sum_ptr, a_ptr, p_ptr, sequences, mixed_stride, beta_stride,
     HK: tl.constexpr, HV: tl.constexpr, TILED: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr, SIZE: tl.constexpr,
     LINES: tl.constexpr, SHORT: tl.constexpr, MOST_BETA: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
@@ -97,28 +97,29 @@ def _pairs_kernel(
             a = tl.where(here & (t > at)[:, None], tl.sum(key * one, axis=1)[:, None], a)
             p = tl.where(here & (t >= at)[:, None], tl.sum(query * one, axis=1)[:, None], p)
 
-        gates = gate_ptr + (token + t) * gate_stride + head
-        beta = sigmoid(tl.load(gates, mask=t < left, other=0.0).to(tl.float32)) * MOST_BETA
+        betas = beta_ptr + (token + t) * beta_stride + head
+        beta = sigmoid(tl.load(betas, mask=t < left, other=0.0).to(tl.float32)) * MOST_BETA
         place = ((number.to(tl.int64) * HV + head) * SIZE + t)[:, None] * SIZE + i[None, :]
         tl.store(a_ptr + place, a * tl.where(t < left, beta, 0.0)[:, None])
         tl.store(p_ptr + place, p.to(kind))
 
 
 def pairs_by_key(
-    mixed: Tensor, gates: Tensor, spec: DeltaSpec, ctx: ForwardContext, p: Tensor, *, exact: bool
+    mixed: Tensor, gates: tuple[Tensor, Tensor], spec: DeltaSpec, ctx: ForwardContext, p: Tensor, *, exact: bool
 ) -> tuple[Tensor, Tensor]:
     """-> sums of logarithms [N, Hv, SIZE, Dk] of N chunks, and A [N, Hv, SIZE, SIZE]; fills P, as large as A."""
     assert ctx.rows is not None, "recurrent layers find their states by row"
-    sequences, heads, dim = ctx.rows.sequences.shape[0], spec.value_heads, spec.key_dim
+    (beta, pace), sequences = gates, ctx.rows.sequences.shape[0]
+    heads, dim = spec.value_heads, spec.key_dim
     numbers, device, rows = parts_of(len(mixed), sequences, SIZE), mixed.device, max(16, pow2(dim))
     sums = torch.empty((numbers, heads, SIZE, dim), dtype=torch.float32, device=device)
     a = torch.empty((numbers, heads, SIZE, SIZE), dtype=torch.float32, device=device)
     _sums_kernel[(numbers, heads)](
-        gates, spec.rate, spec.shift, ctx.borders(), sums, sequences, gates.stride(0),
+        pace, spec.rate, spec.shift, ctx.borders(), sums, sequences, pace.stride(0),
         HV=heads, DK=dim, BK=rows, SIZE=SIZE, SHORT=SHORT, FLOOR=spec.floor, num_warps=4,
     )  # fmt: skip
     _pairs_kernel[(numbers * (SIZE // LINES), heads)](
-        mixed, gates, ctx.borders(), sums, a, p, sequences, mixed.stride(0), gates.stride(0),
+        mixed, beta, ctx.borders(), sums, a, p, sequences, mixed.stride(0), beta.stride(0),
         HK=spec.key_heads, HV=heads, TILED=spec.tiled, DK=dim, BK=rows, SIZE=SIZE, LINES=LINES, SHORT=SHORT,
         MOST_BETA=spec.most_beta, EXACT=exact, num_warps=WARPS,
     )  # fmt: skip

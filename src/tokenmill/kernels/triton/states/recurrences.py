@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import ConvSpec, DeltaSpec, ForwardContext, ScanSpec, SpaceSpec
+from tokenmill.kernels.states import apart
 from tokenmill.kernels.triton.launch import Launch
 from tokenmill.kernels.triton.states.chunks import can_chunk, chunked_delta_
 from tokenmill.kernels.triton.states.recurrent import ALL, SHORT, delta_rule_, short_conv_
@@ -34,8 +35,9 @@ def _delta(
 ) -> Tensor | None:
     """Token by token where a row has few (or where its bytes must not depend on the step), in chunks where it has
     many."""
-    mixed, gates = inputs
-    if mixed.stride(1) != 1 or gates.stride(1) != 1 or mixed.shape[0] == 0 or spec.key_dim > 256:
+    mixed, beta, pace = apart(inputs, spec)
+    gates = beta, pace
+    if any(one.stride(1) != 1 for one in (mixed, *gates)) or mixed.shape[0] == 0 or spec.key_dim > 256:
         return None
     launch.count("delta_rule")
     out = torch.empty((len(mixed), spec.value_heads, spec.value_dim), dtype=mixed.dtype, device=mixed.device)

@@ -195,15 +195,15 @@ def short_conv_(
 
 @triton.jit
 def _delta_token(
-    s, keys, values, gates, rate, shift, head, paces, real_k, real_v, HK: tl.constexpr, DK: tl.constexpr,
+    s, keys, values, betas, paces, rate, shift, real_k, real_v, HK: tl.constexpr, DK: tl.constexpr,
     MOST_BETA: tl.constexpr, BY_KEY: tl.constexpr, FLOOR: tl.constexpr,
 ):  # fmt: skip
     """A head's matrix behind one more token, and its query over the root of its size."""
     q = tl.load(keys, mask=real_k, other=0.0).to(tl.float32)
     key = tl.load(keys + HK * DK, mask=real_k, other=0.0).to(tl.float32)
     value = tl.load(values, mask=real_v, other=0.0).to(tl.float32)
-    beta = sigmoid(tl.load(gates + head).to(tl.float32)) * MOST_BETA
-    pace = tl.load(gates + paces, mask=real_k, other=0.0) if BY_KEY else tl.load(gates + paces)
+    beta = sigmoid(tl.load(betas).to(tl.float32)) * MOST_BETA
+    pace = tl.load(paces, mask=real_k, other=0.0) if BY_KEY else tl.load(paces)
     pace = pace.to(tl.float32) + shift
     decay = tl.exp(FLOOR * sigmoid(rate * pace)) if FLOOR != 0.0 else tl.exp(-rate * softplus(pace))
     q = q / (tl.sqrt(tl.sum(q * q, axis=0) + 1e-6) * tl.sqrt(DK * 1.0))
@@ -215,8 +215,8 @@ def _delta_token(
 
 @triton.jit
 def _delta_kernel(
-    mixed_ptr, gate_ptr, rate_ptr, shift_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr,
-    mixed_stride, gate_stride, LEFT: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, TILED: tl.constexpr,
+    mixed_ptr, beta_ptr, pace_ptr, rate_ptr, shift_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr,
+    mixed_stride, beta_stride, pace_stride, LEFT: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, TILED: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, MOST: tl.constexpr,
     MOST_BETA: tl.constexpr, BY_KEY: tl.constexpr, FLOOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -227,10 +227,10 @@ def _delta_kernel(
     rate = tl.load(rate_ptr + head)
     if BY_KEY:
         shift = tl.load(shift_ptr + head * DK + k, mask=real_k, other=0.0)
-        paces = HV + head * DK + k
+        paces = pace_ptr + head * DK + k
     else:
         shift = tl.load(shift_ptr + head)
-        paces = HV + head
+        paces = pace_ptr + head
     first, count, row, known = find_state(start_ptr, row_ptr, position_ptr, sequence, MOST)
     places = state_ptr + head * (DK * DV) + k[:, None] * DV + v[None, :]
     size = HV * DK * DV
@@ -243,26 +243,23 @@ def _delta_kernel(
         key_head = head % HK if TILED else head // (HV // HK)
         keys = mixed_ptr + first.to(tl.int64) * mixed_stride + key_head * DK + k
         values = mixed_ptr + first.to(tl.int64) * mixed_stride + 2 * HK * DK + head * DV + v
-        gates = gate_ptr + first.to(tl.int64) * gate_stride
+        betas = beta_ptr + first.to(tl.int64) * beta_stride + head
+        paces += first.to(tl.int64) * pace_stride
         out = out_ptr + (first.to(tl.int64) * HV + head) * DV + v
         if MOST == 1 and not LEFT:  # the matrix goes out before its query is answered
             s, q = _delta_token(
-                s, keys, values, gates, rate, shift, head, paces, real_k, real_v, HK, DK, MOST_BETA, BY_KEY, FLOOR
+                s, keys, values, betas, paces, rate, shift, real_k, real_v, HK, DK, MOST_BETA, BY_KEY, FLOOR
             )
             tl.store(places + row * size, s, mask=inside)
             tl.store(out, tl.sum(s * q[:, None], axis=0).to(out_ptr.dtype.element_ty), mask=real_v)
         else:
             for t in range(count):
                 s, q = _delta_token(
-                    s, keys, values, gates, rate, shift, head, paces, real_k, real_v, HK, DK, MOST_BETA, BY_KEY, FLOOR
+                    s, keys, values, betas, paces, rate, shift, real_k, real_v, HK, DK, MOST_BETA, BY_KEY, FLOOR
                 )
                 tl.store(out, tl.sum(s * q[:, None], axis=0).to(out_ptr.dtype.element_ty), mask=real_v)
-                keys, values, gates, out = (
-                    keys + mixed_stride,
-                    values + mixed_stride,
-                    gates + gate_stride,
-                    out + HV * DV,
-                )
+                keys, values, out = keys + mixed_stride, values + mixed_stride, out + HV * DV
+                betas, paces = betas + beta_stride, paces + pace_stride
                 if LEFT:
                     left = tl.load(left_ptr + first + t)
                     tl.store(places + left * size, s, mask=inside & (left >= 0))
@@ -277,7 +274,7 @@ def columns_of(sequences: int, lines: int, width: int, *, one: bool) -> int:
 
 def delta_rule_(
     mixed: Tensor,
-    gates: Tensor,
+    gates: tuple[Tensor, Tensor],
     spec: DeltaSpec,
     state: Tensor,
     ctx: ForwardContext,
@@ -287,17 +284,17 @@ def delta_rule_(
     steady: bool,
     pdl: bool,
 ) -> None:
-    """See kernels/states.py; fills `out` for sequences of at most `most` tokens, and leaves others alone. steady: by
-    one kernel, whatever the step."""
+    """See kernels/states.py; gates: beta and pace. Fills `out` for sequences of at most `most` tokens, and leaves
+    others alone. steady: by one kernel, whatever the step."""
     assert ctx.rows is not None, "recurrent layers find their states by row"
     sequences, one = ctx.rows.sequences.shape[0], ctx.max_query == 1 and not steady
     columns = columns_of(sequences, spec.key_dim, spec.value_dim, one=one)
     grid = (triton.cdiv(spec.value_dim, columns), spec.value_heads, sequences)
     _delta_kernel[grid](
-        mixed, gates, spec.rate, spec.shift, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions,
-        ctx.rows.left, mixed.stride(0), gates.stride(0), LEFT=ctx.rows.left is not None, HK=spec.key_heads,
-        HV=spec.value_heads, TILED=spec.tiled, DK=spec.key_dim, DV=spec.value_dim, BK=pow2(spec.key_dim), BV=columns,
-        MOST=1 if one else most, MOST_BETA=spec.most_beta, BY_KEY=spec.by_key, FLOOR=spec.floor, PDL=pdl, num_warps=4,
+        mixed, *gates, spec.rate, spec.shift, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions,
+        ctx.rows.left, mixed.stride(0), *(gate.stride(0) for gate in gates), LEFT=ctx.rows.left is not None,
+        HK=spec.key_heads, HV=spec.value_heads, TILED=spec.tiled, DK=spec.key_dim, DV=spec.value_dim,
+        BK=pow2(spec.key_dim), BV=columns, MOST=1 if one else most, MOST_BETA=spec.most_beta, BY_KEY=spec.by_key, FLOOR=spec.floor, PDL=pdl, num_warps=4,
         launch_pdl=pdl,
     )  # fmt: skip
 
