@@ -246,10 +246,11 @@ class ConvSpec:
 @dataclass(slots=True)
 class ScanSpec:
     """One state-space layer in which every number decays at a rate of its own (Mamba-1): rate [N, C], skip [C] in
-    float32."""
+    float32. norms: of b and c, by the root mean square."""
 
     rate: Tensor
     skip: Tensor
+    norms: tuple[NormSpec, NormSpec] | None = None
 
 
 @dataclass(slots=True)

@@ -334,7 +334,7 @@ class Kernels(RoundsLines, Protocol):
         """What a recurrent layer computes from its inputs and the states of the step's rows (see kernels/states.py).
         Rows at position 0 begin with zeros. States are float32, but those of convolutions, which have x's type:
 
-            ConvSpec   x [T, C]                                          state [R + 1, K - 1, C]       -> [T, C]
+            ConvSpec   x [T, C], and two gates if it has them [T, C]     state [R + 1, K - 1, C]       -> [T, C]
             DeltaSpec  mixed [T, (q | k | v)], (beta | pace), or apart   state [R + 1, Hv, Dk, Dv]     -> [T, Hv, Dv]
             SpaceSpec  mixed [T, (x | b | c)], rates [T, H]              state [R + 1, H, N, P]        -> [T, H * P]
             ScanSpec   x and rates [T, C], mixed [T, (b | c)]            state [R + 1, N, C]           -> [T, C]

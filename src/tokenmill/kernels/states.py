@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import ConvSpec, DeltaSpec, ForwardContext, ScanSpec, SpaceSpec
-from tokenmill.kernels import row_stable
+from tokenmill.kernels import pointwise, row_stable
 
 
 def spans_of(ctx: ForwardContext) -> Iterator[tuple[int, slice, bool, list[int]]]:
@@ -39,8 +39,11 @@ def spans_of(ctx: ForwardContext) -> Iterator[tuple[int, slice, bool, list[int]]
 
 
 def short_conv_(inputs: Sequence[Tensor], spec: ConvSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-    """x [T, C] -> each channel's sum over its last K inputs [T, C], or its silu; state [R + 1, K - 1, C]."""
-    (x,), weight, bias = inputs, spec.weight, spec.bias
+    """x [T, C] -> each channel's sum over its last K inputs [T, C], or its silu; state [R + 1, K - 1, C]. Of two gates
+    [T, C] the first one multiplies x, and the second one the sum."""
+    (x, *gates), weight, bias = inputs, spec.weight, spec.bias
+    if gates:
+        return gates[1] * short_conv_((gates[0] * x,), spec, state, ctx)
     out = torch.empty_like(x)
     for row, tokens, begins, left in spans_of(ctx):
         before = torch.zeros_like(state[row]) if begins else state[row]
@@ -127,11 +130,13 @@ def selective_scan_(inputs: Sequence[Tensor], spec: ScanSpec, state: Tensor, ctx
     """A state space with a decay of each number: x and rates [T, C], mixed [T, (b | c)] -> [T, C], in float32.
 
     Of each channel's numbers s [N] (state [R + 1, N, C]), with pace = softplus(rates):
-    s = exp(-spec.rate pace) s + b (pace x);  out = c s + spec.skip x.
+    s = exp(-spec.rate pace) s + b (pace x);  out = c s + spec.skip x. b and c are normed first, if there are norms.
     """
     x, rates, mixed = inputs
     value, pace = x.float(), row_stable.softplus(rates.float().contiguous())
     b, c = (part.float() for part in mixed.chunk(2, dim=-1))
+    if spec.norms is not None:
+        b, c = (pointwise.norm(part, norm) for part, norm in zip((b, c), spec.norms, strict=True))
     out = value * spec.skip
     for row, tokens, begins, left in spans_of(ctx):
         s = _matrix(state[row], begins)

@@ -188,9 +188,10 @@ class SelectiveScan(Projected):
         self.inner = FusedColumnLinear(every, sizes.channels, "x_proj", inner)
         self.pace = FusedColumnLinear(b, sizes.rank, "dt_proj", [part], bias=True)
         rate = b.tensor("A_log", (sizes.channels, sizes.keys), torch.float32)[own].exp().t().contiguous()
-        self.spec = ScanSpec(rate, b.tensor("D", (sizes.channels,), torch.float32)[own])
+        self.norm: NormSpec | None = norms[0] if norms else None
+        skip = b.tensor("D", (sizes.channels,), torch.float32)[own]
+        self.spec = ScanSpec(rate, skip, (norms[1], norms[2]) if norms else None)
         self.output = RowLinear(b, sizes.channels, hidden, "out_proj", bias=around.out_bias)
-        self.norms = norms
         self.sizes = replace(sizes, channels=len(own))
         self.state = b.add_state(StateSpec((self.conv.part, (b.kernels.state_dtype, (sizes.keys, len(own))))))
 
@@ -203,12 +204,7 @@ class SelectiveScan(Projected):
         rank, mixed = self.inner.weight.matmul(self.group.all_gather(values), ctx).split(
             (sizes.rank, 2 * sizes.keys), dim=-1
         )
-        rank = rank.contiguous()
-        if self.norms:
-            given = (rank, *(part.contiguous() for part in mixed.split(sizes.keys, dim=-1)))
-            rank, b, c = (kernels.norm(one, spec) for one, spec in zip(given, self.norms, strict=True))
-            mixed = torch.cat((b, c), dim=-1)
-        rates = self.pace.weight.matmul(rank, ctx)
+        rates = self.pace.weight.matmul(rank, ctx, norm=self.norm)
         found = kernels.recur_((values, rates, mixed), self.spec, numbers, ctx)
         return kernels.activate(found, "silu", z)
 
@@ -226,9 +222,9 @@ class GatedConvolution(Projected):
 
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
         """Convolution of norm(x), before the output matrix; x [T, hidden]."""
-        b, c, values = self.product.weight.matmul(x, ctx, norm=norm).chunk(3, dim=-1)
+        entering, through, values = self.product.weight.matmul(x, ctx, norm=norm).chunk(3, dim=-1)
         (inputs,) = _parts(ctx, self.state)
-        return c * self.conv(b * values, inputs, ctx)
+        return ctx.kernels.recur_((values, entering, through), self.conv.spec, inputs, ctx)
 
 
 class FixedDecays(Projected):

@@ -128,14 +128,16 @@ def test_the_same_bytes_however_it_is_cut_if_steady():
     assert torch.equal(cut([40]), cut([1, 20, 17, 2]))
 
 
+@pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize(("taps", "silu", "bias"), [(4, True, False), (3, False, True), (2, True, True)])
-def test_short_conv(taps, silu, bias):
+def test_short_conv(taps, silu, bias, parts):
+    """With three parts, two are gates."""
     weight, more = torch.randn(taps, 37), torch.randn(37) if bias else None
-    given = [torch.randn(sum(n for _, n in grants), 40) for grants in STEPS]
+    given = [torch.randn(sum(n for _, n in grants), 37 * parts + 3) for grants in STEPS]
 
     def compute(kernels):
-        left = iter(given)
-        return lambda ctx, state, count: kernels.recur_((next(left)[:, :37],), ConvSpec(weight, more, silu), state, ctx)
+        left, spec = iter(given), ConvSpec(weight, more, silu)
+        return lambda ctx, state, count: kernels.recur_(next(left)[:, :-3].chunk(parts, 1), spec, state, ctx)
 
     kernels = TritonKernels()
     mine, states = run(kernels, compute(kernels), (taps - 1, 37))
@@ -190,8 +192,10 @@ def test_state_space(shape, fast, steady):
     assert kernels.counters()["state_space"]["fallbacks"] == 0
 
 
-def test_selective_scan():
+@pytest.mark.parametrize("normed", [False, True])
+def test_selective_scan(normed):
     channels, keys = 70, 6
+    norms = (NormSpec(torch.randn(keys), 1e-5), NormSpec(torch.randn(keys), 1e-2)) if normed else None
     fixed = torch.rand(keys, channels) * 3, torch.randn(channels)
     given = [torch.randn(sum(n for _, n in grants), 2 * channels + 2 * keys) for grants in STEPS]
 
@@ -200,7 +204,7 @@ def test_selective_scan():
 
         def step(ctx, state, count):
             x, rates, mixed = next(left).split((channels, channels, 2 * keys), dim=-1)
-            return kernels.recur_((x, rates, mixed), ScanSpec(*fixed), state, ctx)
+            return kernels.recur_((x, rates, mixed), ScanSpec(*fixed, norms), state, ctx)
 
         return step
 

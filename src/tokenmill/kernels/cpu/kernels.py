@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +29,7 @@ from tokenmill.compute.forward import (
     Packed,
     Recurrence,
     RouteSpec,
+    ScanSpec,
     StoredMatrix,
     Weight,
 )
@@ -271,6 +273,10 @@ class CpuKernels(ReferenceKernels):
 
     def recur_(self, inputs: Sequence[Tensor], spec: Recurrence, state: Tensor, ctx: ForwardContext) -> Tensor:
         """What the layer makes of its inputs and the states of the step's rows."""
+        if isinstance(spec, ScanSpec) and spec.norms is not None:
+            parts = zip(inputs[2].chunk(2, dim=-1), spec.norms, strict=True)
+            inputs = *inputs[:2], torch.cat([self.norm(part, norm) for part, norm in parts], dim=-1)
+            spec = replace(spec, norms=None)
         name, compute = states.RECURRENCES[type(spec)]
         found = compute(inputs, spec, state, ctx)
         self.count(name, fallback=found is None)

@@ -29,7 +29,10 @@ def step_of(ctx: ForwardContext, states: int) -> tuple[int, int, int, int, int, 
 
 def short_conv_(inputs: Sequence[Tensor], spec: ConvSpec, state: Tensor, ctx: ForwardContext) -> Tensor | None:
     """See kernels/states.py."""
-    (x,), weight, bias = inputs, spec.weight, spec.bias
+    (x, *gates), weight, bias = inputs, spec.weight, spec.bias
+    if gates:
+        found = short_conv_((gates[0] * x,), spec, state, ctx)
+        return None if found is None else gates[1] * found
     taps, kind = weight.shape[0], TYPES.get(x.dtype)
     if kind is None or state.dtype != x.dtype or not 2 <= taps <= _native.MOST_TAPS or x.stride(1) != 1:
         return None

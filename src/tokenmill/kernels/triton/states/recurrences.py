@@ -23,11 +23,11 @@ from tokenmill.kernels.triton.states.space_chunks import can_chunk_space, chunke
 def _conv(
     launch: Launch, inputs: Sequence[Tensor], spec: ConvSpec, state: Tensor, ctx: ForwardContext
 ) -> Tensor | None:
-    (x,) = inputs
-    if x.stride(1) != 1 or x.shape[0] == 0:
+    x = inputs[0]
+    if x.stride(1) != 1 or x.shape[0] == 0 or any(one.stride() != x.stride() for one in inputs):
         return None
     launch.count("short_conv")
-    return short_conv_(x, spec.weight, spec.bias, state, ctx, silu=spec.silu, pdl=launch.pdl)
+    return short_conv_(inputs, spec, state, ctx, pdl=launch.pdl)
 
 
 def _delta(
@@ -76,7 +76,7 @@ def _scan(
     if any(one.stride(1) != 1 for one in inputs) or x.shape[0] == 0:
         return None
     launch.count("selective_scan")
-    return selective_scan_(x, rates, mixed, (spec.rate, spec.skip), state, ctx, pdl=launch.pdl)
+    return selective_scan_(x, rates, mixed, spec, state, ctx, pdl=launch.pdl)
 
 
 RECURRENCES: dict[type, tuple[str, Callable[[Launch, Sequence[Tensor], Any, Tensor, ForwardContext], Tensor | None]]]

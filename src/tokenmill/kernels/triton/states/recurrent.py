@@ -9,12 +9,14 @@ Must not know: layers, families.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.compute.forward import DeltaSpec, ForwardContext, NormSpec
+from tokenmill.compute.forward import ConvSpec, DeltaSpec, ForwardContext, NormSpec
 from tokenmill.kernels.triton.common import begin, pow2, sigmoid, softplus, wait
 
 SHORT = 17
@@ -70,9 +72,19 @@ def find_state(start_ptr, row_ptr, position_ptr, sequence, MOST: tl.constexpr):
 
 
 @triton.jit
+def _entering(x_ptr, in_ptr, offset, mask, GATED: tl.constexpr):
+    """What goes into the convolution, and is kept: x, or x times its gate."""
+    x = tl.load(x_ptr + offset, mask=mask, other=0.0)
+    if GATED:
+        x = (x.to(tl.float32) * tl.load(in_ptr + offset, mask=mask, other=0.0).to(tl.float32)).to(x.dtype)
+    return x
+
+
+@triton.jit
 def _conv_one(
-    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr, C, x_stride, c, real_c,
-    TAPS: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, LEFT: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, in_ptr, through_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr, C,
+    x_stride, c, real_c, TAPS: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr,
+    LEFT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A sequence of one token: all but the token is there before the wait."""
     first, count, row, known = find_state(start_ptr, row_ptr, position_ptr, tl.program_id(0), 1)
@@ -90,10 +102,13 @@ def _conv_one(
     weight = tl.load(weight_ptr + (TAPS - 1) * C + c, mask=real_c, other=0.0)
     wait(PDL)
     if count > 0:
-        x = tl.load(x_ptr + first.to(tl.int64) * x_stride + c, mask=real_c, other=0.0)
+        here = first.to(tl.int64) * x_stride + c
+        x = _entering(x_ptr, in_ptr, here, real_c, GATED)
         y += x.to(tl.float32) * weight
         if ACT:
             y = y * sigmoid(y)
+        if GATED:
+            y *= tl.load(through_ptr + here, mask=real_c, other=0.0).to(tl.float32)
         tl.store(out_ptr + first.to(tl.int64) * C + c, y.to(out_ptr.dtype.element_ty), mask=real_c)
         place = state_ptr + last * (TAPS - 1) * C + c
         for k in tl.static_range(TAPS - 2):
@@ -104,16 +119,16 @@ def _conv_one(
 
 @triton.jit(do_not_specialize=["sequences"])
 def _conv_kernel(
-    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr, sequences, C,
-    x_stride, TAPS: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, ONE: tl.constexpr,
-    LEFT: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, in_ptr, through_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr,
+    sequences, C, x_stride, TAPS: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr,
+    ONE: tl.constexpr, LEFT: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     real_c = c < C
     if ONE:
-        _conv_one(x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr, C,
-                  x_stride, c, real_c, TAPS, BIAS, ACT, LEFT, PDL)  # fmt: skip
+        _conv_one(x_ptr, in_ptr, through_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, start_ptr, row_ptr,
+                  position_ptr, left_ptr, C, x_stride, c, real_c, TAPS, BIAS, ACT, GATED, LEFT, PDL)  # fmt: skip
         return
     wait(PDL)
     sequence, part = find_part(start_ptr, tl.program_id(0), sequences, BT)
@@ -121,7 +136,7 @@ def _conv_kernel(
     count = tl.load(start_ptr + sequence + 1) - first
     if part * BT < count:
         known = tl.load(position_ptr + first) != 0
-        x_ptr += first.to(tl.int64) * x_stride
+        begins = first.to(tl.int64) * x_stride
         row = tl.load(row_ptr + sequence)
         if LEFT:
             left_ptr += first
@@ -135,21 +150,23 @@ def _conv_kernel(
         y = tl.zeros((BT, BC), dtype=tl.float32)
         if BIAS:
             y += tl.load(bias_ptr + c, mask=real_c, other=0.0)[None, :]
-        places_x = x_ptr + t.to(tl.int64)[:, None] * x_stride + c[None, :]
+        places_x = begins + t.to(tl.int64)[:, None] * x_stride + c[None, :]
         if part > 0:  # BT is TAPS at least: none of these reads the state
             for k in tl.static_range(TAPS):
-                value = tl.load(places_x + (k - (TAPS - 1)) * x_stride, mask=real, other=0.0)
+                value = _entering(x_ptr, in_ptr, places_x + (k - (TAPS - 1)) * x_stride, real, GATED)
                 y += value.to(tl.float32) * tl.load(weight_ptr + k * C + c, mask=real_c, other=0.0)[None, :]
         else:
             for k in tl.static_range(TAPS):
                 at = t + k - (TAPS - 1)
                 here = real & (at >= 0)[:, None]
                 before = real & (at < 0)[:, None] & known
-                value = tl.load(places_x + (k - (TAPS - 1)) * x_stride, mask=here, other=0.0)
+                value = _entering(x_ptr, in_ptr, places_x + (k - (TAPS - 1)) * x_stride, here, GATED)
                 value += tl.load(state_ptr + (at + TAPS - 1)[:, None] * C + c[None, :], mask=before, other=0.0)
                 y += value.to(tl.float32) * tl.load(weight_ptr + k * C + c, mask=real_c, other=0.0)[None, :]
         if ACT:
             y = y * sigmoid(y)
+        if GATED:
+            y *= tl.load(through_ptr + places_x, mask=real, other=0.0).to(tl.float32)
         place = (first + t).to(tl.int64)[:, None] * C + c[None, :]
         tl.store(out_ptr + place, y.to(out_ptr.dtype.element_ty), mask=real)
         if LEFT:  # behind the last token, see below
@@ -158,23 +175,23 @@ def _conv_kernel(
             for k in tl.static_range(TAPS - 1):
                 at = t + 1 + k - (TAPS - 1)
                 here, before = leaves & (at >= 0)[:, None], leaves & (at < 0)[:, None] & known
-                value = tl.load(x_ptr + at.to(tl.int64)[:, None] * x_stride + c[None, :], mask=here, other=0.0)
+                value = _entering(x_ptr, in_ptr, begins + at.to(tl.int64)[:, None] * x_stride + c[None, :], here, GATED)
                 value += tl.load(state_ptr + (at + TAPS - 1)[:, None] * C + c[None, :], mask=before, other=0.0)
                 tl.store(places + (left[:, None] * (TAPS - 1) + k) * C + c[None, :], value, mask=leaves)
         if part == 0:  # the only part that reads the state leaves the new one
             for k in tl.static_range(TAPS - 1):
                 source = count + k - (TAPS - 1)
-                newest = tl.load(x_ptr + source.to(tl.int64) * x_stride + c, mask=real_c & (source >= 0), other=0.0)
+                place_x = begins + source.to(tl.int64) * x_stride + c
+                newest = _entering(x_ptr, in_ptr, place_x, real_c & (source >= 0), GATED)
                 kept = real_c & (source < 0) & known
                 newest += tl.load(state_ptr + (source + TAPS - 1) * C + c, mask=kept, other=0.0)
                 tl.debug_barrier()
                 tl.store(last_ptr + k * C + c, newest, mask=real_c)
 
 
-def short_conv_(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext, *, silu: bool, pdl: bool
-) -> Tensor:
+def short_conv_(inputs: Sequence[Tensor], spec: ConvSpec, state: Tensor, ctx: ForwardContext, *, pdl: bool) -> Tensor:
     """See kernels/states.py."""
+    (x, *gates), weight, bias = inputs, spec.weight, spec.bias
     assert ctx.rows is not None, "recurrent layers find their states by row"
     (tokens, channels), sequences, taps = x.shape, ctx.rows.sequences.shape[0], weight.shape[0]
     out = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
@@ -183,8 +200,9 @@ def short_conv_(
     columns = min(pow2(channels), 256 if one else CONV_COLUMNS)
     grid = (sequences if one else parts_of(tokens, sequences, rows), triton.cdiv(channels, columns))
     _conv_kernel[grid](
-        x, weight, bias, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions, ctx.rows.left, sequences,
-        channels, x.stride(0), LEFT=ctx.rows.left is not None, TAPS=taps, BIAS=bias is not None, ACT=silu, ONE=one,
+        x, *(gates or (None, None)), weight, bias, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions,
+        ctx.rows.left, sequences, channels, x.stride(0), LEFT=ctx.rows.left is not None, TAPS=taps,
+        BIAS=bias is not None, ACT=spec.silu, GATED=bool(gates), ONE=one,
         BT=rows, BC=columns, PDL=pdl, num_warps=2 if one else 4, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -294,8 +312,8 @@ def delta_rule_(
         mixed, *gates, spec.rate, spec.shift, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions,
         ctx.rows.left, mixed.stride(0), *(gate.stride(0) for gate in gates), LEFT=ctx.rows.left is not None,
         HK=spec.key_heads, HV=spec.value_heads, TILED=spec.tiled, DK=spec.key_dim, DV=spec.value_dim,
-        BK=pow2(spec.key_dim), BV=columns, MOST=1 if one else most, MOST_BETA=spec.most_beta, BY_KEY=spec.by_key, FLOOR=spec.floor, PDL=pdl, num_warps=4,
-        launch_pdl=pdl,
+        BK=pow2(spec.key_dim), BV=columns, MOST=1 if one else most, MOST_BETA=spec.most_beta, BY_KEY=spec.by_key,
+        FLOOR=spec.floor, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
 
 

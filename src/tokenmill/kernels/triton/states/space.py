@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.compute.forward import ForwardContext, SpaceSpec
+from tokenmill.compute.forward import ForwardContext, ScanSpec, SpaceSpec
 from tokenmill.kernels.triton.common import begin, least_of, most_of, pow2, softplus, wait
 from tokenmill.kernels.triton.states.recurrent import columns_of, find_state
 
@@ -100,9 +100,9 @@ def state_space_(
 
 @triton.jit
 def _scan_kernel(
-    x_ptr, pace_ptr, mixed_ptr, rate_ptr, skip_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr, C,
-    x_stride, pace_stride, mixed_stride, LEFT: tl.constexpr, N: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
-    PDL: tl.constexpr,
+    x_ptr, pace_ptr, mixed_ptr, rate_ptr, skip_ptr, norm_b_ptr, norm_c_ptr, state_ptr, out_ptr, start_ptr, row_ptr,
+    position_ptr, left_ptr, C, x_stride, pace_stride, mixed_stride, eps_b, eps_c, LEFT: tl.constexpr,
+    NORMS: tl.constexpr, N: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     sequence = tl.program_id(1)
@@ -111,6 +111,10 @@ def _scan_kernel(
     inside = real_n[:, None] & real_c[None, :]
     rate = tl.load(rate_ptr + n[:, None] * C + c[None, :], mask=inside, other=0.0)
     skip = tl.load(skip_ptr + c, mask=real_c, other=0.0)
+    gain_b, gain_c = 1.0, 1.0
+    if NORMS:
+        gain_b = tl.load(norm_b_ptr + n, mask=real_n, other=0.0).to(tl.float32)
+        gain_c = tl.load(norm_c_ptr + n, mask=real_n, other=0.0).to(tl.float32)
     first, count, row, known = find_state(start_ptr, row_ptr, position_ptr, sequence, 1 << 30)
     places = state_ptr + n[:, None] * C + c[None, :]
     size = N * C
@@ -127,6 +131,9 @@ def _scan_kernel(
             pace = softplus(tl.load(paces, mask=real_c, other=0.0).to(tl.float32))
             b = tl.load(keys, mask=real_n, other=0.0).to(tl.float32)
             read = tl.load(keys + N, mask=real_n, other=0.0).to(tl.float32)
+            if NORMS:
+                b = b / tl.sqrt(tl.sum(b * b, axis=0) / N + eps_b) * gain_b
+                read = read / tl.sqrt(tl.sum(read * read, axis=0) / N + eps_c) * gain_c
             s = s * tl.exp(-rate * pace[None, :]) + b[:, None] * (pace * x)[None, :]
             y = tl.sum(s * read[:, None], axis=0) + skip * x
             tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real_c)
@@ -142,7 +149,7 @@ def selective_scan_(
     x: Tensor,
     rates: Tensor,
     mixed: Tensor,
-    fixed: tuple[Tensor, Tensor],
+    spec: ScanSpec,
     state: Tensor,
     ctx: ForwardContext,
     *,
@@ -153,9 +160,11 @@ def selective_scan_(
     (tokens, channels), keys = x.shape, state.shape[1]
     out = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
     columns = min(64, pow2(channels))
+    b, c = spec.norms or (None, None)
     _scan_kernel[(triton.cdiv(channels, columns), ctx.rows.sequences.shape[0])](
-        x, rates, mixed, *fixed, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions, ctx.rows.left, channels,
-        x.stride(0), rates.stride(0), mixed.stride(0), LEFT=ctx.rows.left is not None, N=keys, BN=pow2(keys),
-        BC=columns, PDL=pdl, num_warps=2, launch_pdl=pdl,
+        x, rates, mixed, spec.rate, spec.skip, None if b is None else b.weight, None if c is None else c.weight, state,
+        out, ctx.borders(), ctx.rows.sequences, ctx.positions, ctx.rows.left, channels, x.stride(0), rates.stride(0),
+        mixed.stride(0), 0.0 if b is None else b.eps, 0.0 if c is None else c.eps, LEFT=ctx.rows.left is not None,
+        NORMS=b is not None, N=keys, BN=pow2(keys), BC=columns, PDL=pdl, num_warps=2, launch_pdl=pdl,
     )  # fmt: skip
     return out
