@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 KERNELS = Path(__file__).parents[2] / "src/tokenmill/kernels/triton"
-WEIGHTS = {"w_ptr", "weight_ptr", "norm_ptr", "bias_ptr", "rate_ptr", "shift_ptr", "skip_ptr", "rows", "partners",
-           "norm_b_ptr", "norm_c_ptr"}  # fmt: skip
+WEIGHTS = {"w_ptr", "weight_ptr", "norm_ptr", "bias_ptr", "rate_ptr", "shift_ptr", "skip_ptr", "times_ptr", "rows",
+           "partners", "norm_b_ptr", "norm_c_ptr"}  # fmt: skip
 PLACES = {"plan", "start_ptr", "row_ptr", "position_ptr", "slot_ptr", "slots_ptr", "ranks_ptr", "left_ptr"}
 """Which rows a step has, where they are, and their adapters: made by ordinary launches before the embedding, or before
 a later stage's copy of its inbox. (A head's lines have their adapters' slots from an ordinary launch, too.)"""

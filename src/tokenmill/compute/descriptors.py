@@ -16,8 +16,16 @@ if TYPE_CHECKING:
 
 Act = Literal["silu", "gelu", "gelu_tanh", "relu", "silu_mul", "gelu_mul", "gelu_tanh_mul", "relu2", "oai_swiglu"]
 """`*_mul` and `oai_swiglu` take [gate | up] concatenated on the last dimension and halve it."""
-GateAct = Literal["silu", "sigmoid", "softplus", "relu", "relu2"]
+GateAct = Literal["silu", "sigmoid", "softplus", "relu", "relu2", "gelu_tanh", "none"]
 """What a gate may be turned into before it multiplies."""
+
+
+@dataclass(slots=True)
+class Xielu:
+    """An activation with learned numbers (above, below, beta, eps) [4] in float32: for x > 0 above x^2 + beta x, else
+    below (exp(min(x, eps)) - 1 - x) + beta x."""
+
+    numbers: Tensor
 
 
 @dataclass(frozen=True, slots=True)

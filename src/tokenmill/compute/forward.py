@@ -35,6 +35,7 @@ from tokenmill.compute.descriptors import (
     StateSpec,
     StepRows,
     Touches,
+    Xielu,
 )
 from tokenmill.compute.lines import RoundsLines
 from tokenmill.compute.matrix import Packed, StoredMatrix
@@ -47,7 +48,7 @@ __all__ = [
     "Again", "Act", "AttentionSpec", "ConvSpec", "DeltaSpec", "DRAWN", "Cuts", "Draws", "ForwardContext",
     "FusedMixture", "GateAct", "GroupPlan", "KVFormat", "KVSpec", "KVView", "Kernels", "Mixture", "ModelSpec",
     "NormSpec", "Packed", "Paths", "Recurrence", "RopeSpec", "RouteSpec", "ScanSpec", "SpaceSpec", "StateSpec",
-    "StepRows", "StoredMatrix", "Touches", "Weight",
+    "StepRows", "StoredMatrix", "Touches", "Weight", "Xielu",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -292,17 +293,20 @@ class Kernels(RoundsLines, Protocol):
         """y [T, N] * gain + shift + up @ low, as compute/adapters.py says; rows without an adapter stay as they are."""
         ...
 
-    def activate(self, x: Tensor, act: Act | GateAct, gate: Tensor | None = None) -> Tensor:
+    def activate(self, x: Tensor, act: Act | GateAct | Xielu, gate: Tensor | None = None) -> Tensor:
         """act(x) [T, D], or [T, D / 2] of an x with a gate. gate [T, D / n]: act(gate) x, each number for n columns."""
         ...
 
-    def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
-        """x + scale * within(y); y may be what `open_product` made."""
+    def add(
+        self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None, times: Tensor | None = None
+    ) -> Tensor:
+        """(x + scale * within(y)) * times; y may be what `open_product` made; times [1]."""
         ...
 
     def add_norm(
-        self, x: Tensor, y: Tensor, norm: NormSpec, scale: float = 1.0, *, within: NormSpec | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, y: Tensor, norm: NormSpec, scale: float = 1.0, *, within: NormSpec | None = None,
+        times: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The result of `add`, and its norm; x, y [T, D]. Every step is rounded to x's type."""
         ...
 

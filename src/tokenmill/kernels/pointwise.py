@@ -34,6 +34,13 @@ def activate(x: Tensor, act: str) -> Tensor:
     return _plain_activation(x, act)
 
 
+def xielu(x: Tensor, numbers: Tensor) -> Tensor:
+    """See the descriptor; x and numbers in float32."""
+    above, below, beta, eps = numbers.unbind()
+    lower = (torch.expm1(torch.minimum(x, eps)) - x) * below
+    return torch.where(x > 0, above * x * x, lower) + beta * x
+
+
 def _plain_activation(x: Tensor, act: str) -> Tensor:
     match act:
         case "silu":
@@ -54,10 +61,12 @@ def gate(x: Tensor, act: str, by: Tensor) -> Tensor:
     opened = by.float()
     if act == "softplus":
         opened = row_stable.softplus(opened)
-    else:
+    elif act != "none":
         opened = row_stable.sigmoid(opened) if act == "sigmoid" else _plain_activation(opened, act)
     times = x.shape[1] // by.shape[1]
-    return (x.float() * (opened if times == 1 else opened.repeat_interleave(times, dim=1))).to(x.dtype)
+    if by.shape[1] > 1 and times > 1:
+        opened = opened.repeat_interleave(times, dim=1)
+    return (x.float() * opened).to(x.dtype)
 
 
 def prepare_heads(

@@ -29,6 +29,7 @@ from tokenmill.compute.forward import (
     RouteSpec,
     SpanTensors,
     Weight,
+    Xielu,
 )
 from tokenmill.compute.lines import LineGrid
 from tokenmill.compute.matrix import StoredMatrix
@@ -174,25 +175,31 @@ class ReferenceKernels:
         self.count("prune_lines")
         return prune_lines(lines, upper, gone, zeros, of)
 
-    def activate(self, x: Tensor, act: Act | GateAct, gate: Tensor | None = None) -> Tensor:
+    def activate(self, x: Tensor, act: Act | GateAct | Xielu, gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
         self.count("activate")
+        if isinstance(act, Xielu):
+            return pointwise.xielu(x.float(), act.numbers).to(x.dtype)
         if gate is not None:
             return pointwise.gate(x, act, gate)
         return pointwise.activate(x.float(), act).to(x.dtype)
 
-    def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
-        """x + scale * within(y)."""
+    def add(
+        self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None, times: Tensor | None = None
+    ) -> Tensor:
+        """(x + scale * within(y)) * times."""
         self.count("add")
         y = y if y.ndim == x.ndim else y.sum(0).to(x.dtype)  # a sum in parts
         y = y if within is None else self.norm(y, within)
-        return x + y if scale == 1.0 else x + scale * y
+        x = x + y if scale == 1.0 else x + scale * y
+        return x if times is None else x * times
 
     def add_norm(
-        self, x: Tensor, y: Tensor, norm: NormSpec, scale: float = 1.0, *, within: NormSpec | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """x + scale * within(y), and what a norm makes of it."""
-        x = self.add(x, y, scale, within=within)
+        self, x: Tensor, y: Tensor, norm: NormSpec, scale: float = 1.0, *, within: NormSpec | None = None,
+        times: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """What `add` makes, and what a norm makes of it."""
+        x = self.add(x, y, scale, within=within, times=times)
         return x, self.norm(x, norm)
 
     def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext, keys: Tensor | None = None) -> Tensor:

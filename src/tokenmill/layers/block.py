@@ -71,31 +71,31 @@ class Projected:
 
 @dataclass(slots=True)
 class Sum:
-    """residual + scale * after(the sum of all parts) [T, hidden], not computed yet. part: this rank's [T, hidden], or
-    the parts of its product [parts, T, hidden]."""
+    """(residual + scale * after(the sum of all parts)) * times [T, hidden], not computed yet. part: this rank's
+    [T, hidden], or the parts of its product [parts, T, hidden]."""
 
     part: Tensor
     residual: Tensor
     group: Group
     after: NormSpec | None = None
     scale: float = 1.0
+    times: Tensor | None = None
 
     def whole(self, ctx: ForwardContext) -> Tensor:
         """The sum."""
-        if self.group.size == 1:
-            return ctx.kernels.add(self.residual, self.part, self.scale, within=self.after)
-        if self.after is None and self.scale == 1.0:
+        if self.group.size > 1 and self.after is None and self.scale == 1.0 and self.times is None:
             return self.group.all_reduce(self._added(), self.residual)
-        y = self.group.all_reduce(self._added())
-        return ctx.kernels.add(self.residual, y, self.scale, within=self.after)
+        y = self.part if self.group.size == 1 else self.group.all_reduce(self._added())
+        return ctx.kernels.add(self.residual, y, self.scale, within=self.after, times=self.times)
 
     def normed(self, norm: NormSpec, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         """The sum, and its norm."""
-        both = self.group.all_reduce_norm(self.part, self.residual, norm, self.scale, self.after)
-        if both is not None:
-            return both
+        if self.times is None:
+            both = self.group.all_reduce_norm(self.part, self.residual, norm, self.scale, self.after)
+            if both is not None:
+                return both
         y = self.part if self.group.size == 1 else self.group.all_reduce(self._added())
-        return ctx.kernels.add_norm(self.residual, y, norm, self.scale, within=self.after)
+        return ctx.kernels.add_norm(self.residual, y, norm, self.scale, within=self.after, times=self.times)
 
     def _added(self) -> Tensor:
         """This rank's part [T, hidden], for groups that read no parts."""
@@ -188,21 +188,23 @@ def through(
     after: NormSpec | None = None,
     scale: float = 1.0,
     ahead: Block | None = None,
+    times: Tensor | None = None,
 ) -> Stream:
-    """x + scale * after(block(norm(x))). ahead: the block that reads this next, if it may do so piece by piece."""
+    """(x + scale * after(block(norm(x)))) * times. ahead: the block that reads this next, if it may do so piece by
+    piece."""
     group = block.group
-    if isinstance(x, Pieces) and _by_row(block, ctx):
+    if isinstance(x, Pieces) and times is None and _by_row(block, ctx):
         read_one = x.read(norm, ctx)
         sent = [(rest, group.exchange(_in_one(block.part(h, ctx, left), rest))) for rest, h, left in read_one]
         return Pieces(sent, after, scale)
     x, h, norm = read(x, norm, ctx)
-    if adds(block) and ahead is not None and isinstance(block, Projected) and _by_row(ahead, ctx):
+    if ahead is not None and times is None and adds(block) and isinstance(block, Projected) and _by_row(ahead, ctx):
         count = group.pieces(x)
         if count > 1:
             inside = block.inside(h, ctx, norm).chunk(count)
             parts = (group.exchange(block.output.weight.matmul(rows, ctx)) for rows in inside)
             return Pieces(list(zip(x.contiguous().chunk(count), parts, strict=True)), after, scale)
-    return added(x, block, h, ctx, norm, after=after, scale=scale)
+    return added(x, block, h, ctx, norm, after=after, scale=scale, times=times)
 
 
 def added(
@@ -214,18 +216,19 @@ def added(
     *,
     after: NormSpec | None = None,
     scale: float = 1.0,
+    times: Tensor | None = None,
 ) -> Stream:
-    """x + scale * after(block(norm(h)))."""
+    """(x + scale * after(block(norm(h)))) * times."""
     if adds(block):
-        return Sum(block.part(h, ctx, norm), x, block.group, after, scale)
+        return Sum(block.part(h, ctx, norm), x, block.group, after, scale, times)
     if isinstance(block, Projected):
         h = block.inside(h, ctx, norm)
         unadded = block.output.open(h, ctx)
         if unadded is not None:
-            return Sum(unadded, x, block.group, after, scale)
+            return Sum(unadded, x, block.group, after, scale, times)
         rest = partial(block.output, h, ctx)
     else:
         rest = partial(block, h, ctx, norm=norm)
-    if after is None and scale == 1.0:
+    if after is None and scale == 1.0 and times is None:
         return rest(residual=x)
-    return ctx.kernels.add(x, rest(), scale, within=after)
+    return ctx.kernels.add(x, rest(), scale, within=after, times=times)

@@ -25,6 +25,8 @@ from tokenmill.quant.detect import Share
 
 ExpertWeights = tuple[list[Weight], list[Weight]]
 """gate_up and down, one of each per expert."""
+_FEW_ROWS = 1024
+"""As many as steps of single tokens have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,8 @@ class Experts:
         """The whole layer in the backend's form. None: the layer chooses experts and adds the shared ones itself."""
         if self.fused is not None and self.fused.takes:
             self.shared = self.shared_gate = None
+        self.ones = torch.ones(_FEW_ROWS if self.routing.inputs else 0, 1, device=b.device)
+        """The gates of experts whose inputs have been multiplied by gates."""
         self.following = b.following()
 
     def __call__(
@@ -202,14 +206,20 @@ class Experts:
         ids, gates = ctx.kernels.route(logits, self.route)
         if not self.routing.inputs:
             return self.chosen.part(h, ids, gates, ctx)
-        each = (h[:, None].float() * gates[:, :, None]).to(h.dtype).flatten(0, 1)
-        ones = torch.ones_like(gates).view(-1, 1)
-        whose = ctx.of(torch.arange(len(h), device=h.device).repeat_interleave(ids.shape[1]))
-        y = self.chosen.part(each, ids.view(-1, 1), ones, whose).view(*ids.shape, -1)
+        if ids.shape[1] > 1:
+            if ctx.rows is not None and ctx.rows.adapters is not None:
+                ctx = ctx.of(torch.arange(len(h), device=h.device).repeat_interleave(ids.shape[1]))
+            h = h[:, None].expand(-1, ids.shape[1], -1).flatten(0, 1)
+        ones = self.ones[: len(h)] if len(h) <= len(self.ones) else gates.new_ones(len(h), 1)
+        each = ctx.kernels.activate(h, "none", gates.view(-1, 1))
+        y = self.chosen.part(each, ids.view(-1, 1), ones, ctx)
+        if ids.shape[1] == 1:
+            return y
+        y = y.view(*ids.shape, -1)
         total = y[:, 0]
         for j in range(1, ids.shape[1]):
-            total = total + y[:, j]
-        return total.contiguous()
+            total = ctx.kernels.add(total, y[:, j])
+        return total
 
 
 def load_experts(

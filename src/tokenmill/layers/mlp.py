@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenmill.compute.forward import Act, ForwardContext, GateAct, NormSpec
+from tokenmill.compute.forward import Act, ForwardContext, GateAct, NormSpec, Xielu
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
@@ -96,11 +96,6 @@ def xielu(b: Build) -> ByHand:
         b.tensor(f"act_fn.{name}", shape, torch.float32)
         for name, shape in (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ()))
     )
-    above, below = F.softplus(raised), beta + F.softplus(lowered)
-
-    def activated(x: Tensor, ctx: ForwardContext) -> Tensor:
-        y = x.float()
-        lower = (torch.expm1(torch.minimum(y, eps)) - y) * below
-        return (torch.where(y > 0, above * y * y, lower) + beta * y).to(x.dtype)
-
-    return activated
+    parts = F.softplus(raised), beta + F.softplus(lowered), beta, eps
+    act = Xielu(torch.cat([part.reshape(1) for part in parts]))
+    return lambda x, ctx: ctx.kernels.activate(x, act)

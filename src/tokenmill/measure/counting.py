@@ -33,6 +33,7 @@ from tokenmill.compute.forward import (
     StepRows,
     StoredMatrix,
     Weight,
+    Xielu,
 )
 from tokenmill.compute.model import CausalLM, Checkpoint
 from tokenmill.core.errors import ModelError
@@ -197,14 +198,16 @@ class CountingKernels(ReferenceKernels):
         held = groups.nbytes + (0 if zeros is None else 2 * zeros.numel())
         return Packed(matrix.shape, size + held - (-codes.numel() * bits // 8))
 
-    def activate(self, x: Tensor, act: Act | GateAct, gate: Tensor | None = None) -> Tensor:
+    def activate(self, x: Tensor, act: Act | GateAct | Xielu, gate: Tensor | None = None) -> Tensor:
         """The same shape, or half of it after a gate."""
         if gate is not None:
             return self._note(x.new_empty(x.shape), moved=3 * x.numel() * x.element_size())
         out = _activated(x, act)
         return self._note(out, moved=x.nbytes + out.nbytes)
 
-    def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
+    def add(
+        self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None, times: Tensor | None = None
+    ) -> Tensor:
         """The same shape."""
         y = y if within is None else self.norm(y, within)
         return self._note(torch.empty_like(x), moved=3 * x.nbytes)
@@ -402,6 +405,6 @@ def _peak(model: CausalLM, kernels: CountingKernels, tokens: int, lines: int) ->
     return live.most
 
 
-def _activated(x: Tensor, act: str) -> Tensor:
-    gated = act.endswith("_mul") or act == "oai_swiglu"
+def _activated(x: Tensor, act: str | Xielu) -> Tensor:
+    gated = isinstance(act, str) and (act.endswith("_mul") or act == "oai_swiglu")
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2 if gated else x.shape[-1])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, NormSpec
 from tokenmill.core.errors import UndividedError
-from tokenmill.layers.block import Block, read, through, whole
+from tokenmill.layers.block import Block, Stream, read, through, whole
 from tokenmill.layers.build import Build
 from tokenmill.models.common import read_sizes, rounded_root
 from tokenmill.models.config import ModelConfig
@@ -35,18 +35,18 @@ class Layer:
         self.attention, self.mlp = blocks
         self.norms, self.beside, self.own, self.scalar = norms, beside, own, scalar
 
-    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+    def __call__(self, x: Stream, ctx: ForwardContext) -> Stream:
         """x [T, hidden] -> [T, hidden]."""
         before, after, before_mlp, after_mlp = self.norms
         now = through(x, self.attention, ctx, before, after=after)
+        times = self.scalar if self.own is None else None
         if self.beside is None:
-            x = whole(through(now, self.mlp, ctx, before_mlp, after=after_mlp), ctx)
+            now = through(now, self.mlp, ctx, before_mlp, after=after_mlp, times=times)
         else:
             x, h, norm = read(now, before_mlp, ctx)
-            x = ctx.kernels.add(x, self.beside(x, ctx, self.mlp(h, ctx, norm=norm)), within=after_mlp)
-        if self.own is not None:
-            x = self.own(x, ctx)
-        return x * self.scalar
+            y = self.beside(x, ctx, self.mlp(h, ctx, norm=norm))
+            now = ctx.kernels.add(x, y, within=after_mlp, times=times)
+        return now if self.own is None else self.own(whole(now, ctx), ctx, self.scalar)
 
 
 class Gemma4(Decoder):

@@ -6,7 +6,7 @@ Must not know: what else is in a layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,13 +29,14 @@ class LayerInput:
     back: Weight
     norm: NormSpec
 
-    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x + norm(back(act(gate(x)) * input)); x [T, hidden]."""
-        return ctx.kernels.add(x, self.share(x, ctx), within=self.norm)
+    def __call__(self, x: Tensor, ctx: ForwardContext, times: Tensor) -> Tensor:
+        """(x + norm(back(act(gate(x)) * input))) * times; x [T, hidden]."""
+        return ctx.kernels.add(x, self.share(x, ctx), within=self.norm, times=times)
 
     def share(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """back(act(gate(x)) * input) [T, hidden], not normed."""
-        return self.back.matmul(self.gate.matmul(x, ctx, act="gelu_tanh") * self.inputs.of(self.index), ctx)
+        gated = ctx.kernels.activate(self.inputs.of(self.index), "gelu_tanh", self.gate.matmul(x, ctx))
+        return self.back.matmul(gated, ctx)
 
 
 class LayerInputs:
@@ -45,10 +46,13 @@ class LayerInputs:
     def __init__(self, c: ModelConfig, b: Build, plan: Plan, hidden: int) -> None:
         width, total = plan.layer_width, plan.layer_width * plan.layers
         rows = c.get("vocab_size_per_layer_input", int, 262144)
-        self.table = Embedding(b, "embed_tokens_per_layer", (rows, total), scale=rounded_root(width, b.dtype))
+        half = 0.5**0.5  # the sum of both is divided by the root of two: each of them is
+        self.table = Embedding(b, "embed_tokens_per_layer", (rows, total), scale=rounded_root(width, b.dtype) * half)
         self.project = b.settled(b.weight("per_layer_model_projection", (total, hidden)))
-        self.norm = b.norm("per_layer_projection_norm", width, plan.eps)
-        self.width, self.scale = width, hidden**-0.5
+        norm = b.norm("per_layer_projection_norm", width, plan.eps * hidden)
+        self.norm = replace(norm, weight=norm.weight.float() * half)
+        """Of projections that are not divided by the root of `hidden`: that it would cancel, but for epsilon."""
+        self.width = width
         self.known = rows if rows < c.need("vocab_size", int) else 0
         """How many ids have such embeddings, if not all have. The other ids have that of id 0."""
         self.now = Carried()
@@ -56,11 +60,11 @@ class LayerInputs:
 
     def fill(self, tokens: Tensor, x: Tensor, ctx: ForwardContext) -> None:
         """tokens [T] and their embeddings x [T, hidden] -> [T, layers, width]."""
-        projected = (self.project.matmul(x, ctx) * self.scale).view(x.shape[0], -1, self.width)
+        projected = self.project.matmul(x, ctx).view(-1, self.width)
         if self.known:
             tokens = torch.where(tokens < self.known, tokens, 0)
         known = self.table(tokens, ctx).view(projected.shape)
-        self.now.tensor = (ctx.kernels.norm(projected, self.norm) + known) * 2.0**-0.5
+        self.now.tensor = ctx.kernels.add(known, projected, within=self.norm).view(x.shape[0], -1, self.width)
 
     def of(self, index: int) -> Tensor:
         """One layer's part [T, width]."""

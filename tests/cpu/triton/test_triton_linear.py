@@ -7,7 +7,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from tokenmill.compute.forward import NormSpec  # noqa: E402
+from tokenmill.compute.forward import NormSpec, Xielu  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
@@ -122,6 +122,11 @@ def test_a_sum_and_its_norm_are_one_launch(within, scale):
     for one, other in zip(kernels.add_norm(x[2:3], y[2:3], norm, scale, within=inner), found, strict=True):
         assert torch.equal(one, other[2:3]), "whatever rows a recorded step is filled up with"
     assert kernels.counters()["add_norm"] == {"calls": 2, "fallbacks": 0} and "norm" not in kernels.counters()
+    factor = torch.tensor([0.3])
+    expected = REFERENCE.add_norm(x, y, norm, scale, within=inner, times=factor)
+    for one, other in zip(kernels.add_norm(x, y, norm, scale, within=inner, times=factor), expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+    assert torch.allclose(kernels.add(x, y, scale, within=inner, times=factor), expected[0], atol=1e-5)
     if inner is not None:
         assert torch.equal(kernels.add(x, y, scale, within=inner), found[0])
         assert torch.equal(kernels.norm(found[0], norm), found[1]), "the same bytes as by themselves"
@@ -257,3 +262,12 @@ def test_rows_move_on_by_the_samples_that_stand():
         for row in row_ids.tolist():
             assert torch.equal(tokens[row, : length[row]], state[0][row, : length[row]])
     assert kernels.counters()["accept_"] == {"calls": 5, "fallbacks": 0}
+
+
+def test_xielu():
+    """Near zero, too, where a difference of exponentials would lose its digits."""
+    kernels, act = TritonKernels(), Xielu(torch.tensor([0.8, 1.3, 0.5, -1e-6]))
+    x = torch.cat((torch.randn(3, 70) * 4, torch.randn(1, 70) * 1e-3, torch.randn(1, 70) * 1e-6, -torch.rand(1, 70)))
+    found, expected = kernels.activate(x, act), REFERENCE.activate(x, act)
+    assert torch.allclose(found, expected, atol=0, rtol=1e-5)
+    assert kernels.counters()["activate"] == {"calls": 1, "fallbacks": 0}

@@ -158,7 +158,7 @@ def test_gated_norm(width, size, weights, first, act):
     torch.testing.assert_close(mine, ReferenceKernels().gated_norm(x, gate, spec, size, first=first, act=act))
 
 
-@pytest.mark.parametrize("act", ["silu", "sigmoid", "softplus", "relu2"])
+@pytest.mark.parametrize("act", ["silu", "sigmoid", "softplus", "relu2", "gelu_tanh"])
 @pytest.mark.parametrize("numbers", [36, 9, 1])
 def test_gate(act, numbers):
     kernels, x, gate = TritonKernels(), torch.randn(5, 40)[:, :36], torch.randn(5, 40)[:, :numbers]

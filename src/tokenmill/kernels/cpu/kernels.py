@@ -32,6 +32,7 @@ from tokenmill.compute.forward import (
     ScanSpec,
     StoredMatrix,
     Weight,
+    Xielu,
 )
 from tokenmill.kernels.adapters import addends
 from tokenmill.kernels.cpu import states
@@ -297,8 +298,10 @@ class CpuKernels(ReferenceKernels):
         self.count("gated_norm", fallback=found is None)
         return super().gated_norm(x, gate, spec, size, first=first, act=act) if found is None else found
 
-    def activate(self, x: Tensor, act: Act | GateAct, gate: Tensor | None = None) -> Tensor:
+    def activate(self, x: Tensor, act: Act | GateAct | Xielu, gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
+        if isinstance(act, Xielu):
+            return super().activate(x, act)
         if gate is not None:
             return self._gate(x, act, gate)
         kind = TYPES.get(x.dtype)
@@ -315,8 +318,10 @@ class CpuKernels(ReferenceKernels):
 
     def _gate(self, x: Tensor, act: Act | GateAct, gate: Tensor) -> Tensor:
         """act(gate) x."""
-        if act in ("relu", "relu2"):
+        if act in ("relu", "relu2", "gelu_tanh"):
             return self.activate(gate, act) * x
+        if act == "none":
+            return super().activate(x, act, gate)
         times = x.shape[1] // gate.shape[1]
         wide = gate if times == 1 else gate.repeat_interleave(times, dim=1)
         found = states.gated_norm(x, wide, None, x.shape[1], first=False, act=act)
@@ -326,17 +331,19 @@ class CpuKernels(ReferenceKernels):
         self.count("activate")
         return found
 
-    def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
-        """x + scale * within(y)."""
+    def add(
+        self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None, times: Tensor | None = None
+    ) -> Tensor:
+        """(x + scale * within(y)) * times."""
         y, kind = y if within is None else self.norm(y, within), TYPES.get(x.dtype)
         if kind is None or x.dtype != y.dtype or x.shape != y.shape:
             self.count("add", fallback=True)
-            return super().add(x, y, scale)
+            return super().add(x, y, scale, times=times)
         self.count("add")
         x, y = x.contiguous(), y.contiguous()
         out = torch.empty_like(x)
         _native.add(x.data_ptr(), y.data_ptr(), out.data_ptr(), x.numel(), scale, kind)
-        return out
+        return out if times is None else out * times
 
     # ------------------------------------------------------------------ the ends of a step
 

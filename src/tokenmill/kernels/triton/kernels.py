@@ -26,6 +26,7 @@ from tokenmill.compute.forward import (
     Recurrence,
     RouteSpec,
     SpanTensors,
+    Xielu,
 )
 from tokenmill.compute.lines import LineGrid
 from tokenmill.kernels.triton import pointwise
@@ -53,6 +54,9 @@ from tokenmill.kernels.triton.states.spans import MOST_SPANS, gather_spans
 from tokenmill.kernels.triton.states.stepping import accept_chains_, advance_, gather_rows
 from tokenmill.kernels.triton.states.trees import Parts, accept_trees_, move_kv_, parts_of
 from tokenmill.kernels.triton.unfit import else_reference
+
+_FEW_ROWS = 256
+"""What steps of single tokens have at the most: torch's sums would end the overlap of their launches."""
 
 
 class TritonKernels(ProductKernels):
@@ -106,28 +110,31 @@ class TritonKernels(ProductKernels):
         return pointwise.norm(x, spec, pdl=self.launch.pdl)
 
     @else_reference
-    def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
-        """x + scale * within(y); two tensors as they are, torch adds."""
-        plain = within is None and scale == 1.0 and y.ndim == 2
+    def add(
+        self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None, times: Tensor | None = None
+    ) -> Tensor:
+        """(x + scale * within(y)) * times; many rows of two tensors as they are, torch adds."""
+        plain = within is None and scale == 1.0 and y.ndim == 2 and times is None and x.shape[0] > _FEW_ROWS
         if plain or not (self.launch.fuses and pointwise.can_add(x, y)):
-            return super().add(x, y, scale, within=within)
+            return super().add(x, y, scale, within=within, times=times)
         self.count("add")
-        return pointwise.add(x, y, scale, within, None, pdl=self.launch.pdl)[0]
+        return pointwise.add(x, y, scale, within, None, times, pdl=self.launch.pdl)[0]
 
     @else_reference
     def add_norm(
-        self, x: Tensor, y: Tensor, norm: NormSpec, scale: float = 1.0, *, within: NormSpec | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """x + scale * within(y), and what a norm makes of it."""
+        self, x: Tensor, y: Tensor, norm: NormSpec, scale: float = 1.0, *, within: NormSpec | None = None,
+        times: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """What `add` makes, and what a norm makes of it."""
         if not (self.launch.fuses and pointwise.can_add(x, y)):
-            return super().add_norm(x, y, norm, scale, within=within)
+            return super().add_norm(x, y, norm, scale, within=within, times=times)
         self.count("add_norm")
-        total, normed = pointwise.add(x, y, scale, within, norm, pdl=self.launch.pdl)
+        total, normed = pointwise.add(x, y, scale, within, norm, times, pdl=self.launch.pdl)
         assert normed is not None
         return total, normed
 
     @else_reference
-    def activate(self, x: Tensor, act: Act | GateAct, gate: Tensor | None = None) -> Tensor:
+    def activate(self, x: Tensor, act: Act | GateAct | Xielu, gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
         if gate is not None:
             if not pointwise.can_gate(x, gate):

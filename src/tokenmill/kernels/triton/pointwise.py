@@ -12,8 +12,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.compute.forward import NormSpec
-from tokenmill.kernels.triton.common import act_parts, begin, gated_act, plain_act, pow2, sigmoid, softplus, wait
+from tokenmill.compute.forward import NormSpec, Xielu
+from tokenmill.kernels.triton.common import (
+    act_parts,
+    begin,
+    gated_act,
+    least_of,
+    plain_act,
+    pow2,
+    sigmoid,
+    softplus,
+    wait,
+)
 
 WIDEST = 1 << 15
 """Entries of the longest row that a program norms."""
@@ -98,18 +108,20 @@ def add_sum(
 @triton.jit
 def _add_kernel(
     x_ptr, y_ptr, out_ptr, normed_ptr, D, x_stride, y_stride, scale,
-    within_ptr, within_bias_ptr, within_eps, norm_ptr, norm_bias_ptr, norm_eps,
+    within_ptr, within_bias_ptr, within_eps, norm_ptr, norm_bias_ptr, norm_eps, times_ptr,
     WITHIN: tl.constexpr, WITHIN_BIAS: tl.constexpr, WITHIN_OFFSET: tl.constexpr,
     NORM: tl.constexpr, NORM_BIAS: tl.constexpr, NORM_OFFSET: tl.constexpr, PARTS: tl.constexpr, PLAIN: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
+    TIMES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """PARTS: y is a sum that lies in so many parts; 0: it is whole."""
+    """TIMES: the sum is multiplied by a number; PARTS: y is a sum that lies in so many parts; 0: it is whole."""
     begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     real = d < D
     if NORM != "none":
         g = tl.load(norm_ptr + d, mask=real, other=0.0).to(tl.float32) + NORM_OFFSET
+    if TIMES:
+        times = tl.load(times_ptr).to(tl.float32)
     wait(PDL)
     x = tl.load(x_ptr + row * x_stride + d, mask=real, other=0.0).to(tl.float32)
     y = tl.load(y_ptr + row * y_stride + d, mask=real, other=0.0).to(tl.float32)
@@ -122,6 +134,8 @@ def _add_kernel(
     else:
         total = add_row(x, y, scale, within_ptr, within_bias_ptr, d, real, D, within_eps,
                         WITHIN, WITHIN_BIAS, WITHIN_OFFSET, out_ptr.dtype.element_ty)  # fmt: skip
+    if TIMES:
+        total = (total.to(tl.float32) * times).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * D + d, total, mask=real)
     if NORM != "none":
         y = norm_row(total.to(tl.float32), g, norm_bias_ptr, d, real, D, norm_eps, NORM == "layer", NORM_BIAS)
@@ -146,9 +160,11 @@ def can_add(x: Tensor, y: Tensor) -> bool:
 
 
 def add(
-    x: Tensor, y: Tensor, scale: float, within: NormSpec | None, norm: NormSpec | None, *, pdl: bool
-) -> tuple[Tensor, Tensor | None]:
-    """x + scale * within(y) [T, D], and its norm, if there is one; y [T, D], or a sum in parts [parts, T, D]."""
+    x: Tensor, y: Tensor, scale: float, within: NormSpec | None, norm: NormSpec | None, times: Tensor | None, *,
+    pdl: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """(x + scale * within(y)) * times [T, D], and its norm, if there is one; y [T, D], or a sum in parts
+    [parts, T, D]."""
     rows, width = x.shape
     x = x if x.stride(1) == 1 else x.contiguous()
     y = y if y.ndim == 2 and y.stride(1) == 1 else y.contiguous()
@@ -157,7 +173,7 @@ def add(
     block, parts = pow2(width), 0 if y.ndim == 2 else y.shape[0]
     _add_kernel[(rows,)](
         x, y, out, normed, width, x.stride(0), y.stride(-2), float(scale),
-        **stored_norm(within, "within"), **stored_norm(norm, "norm"),
+        **stored_norm(within, "within"), **stored_norm(norm, "norm"), times_ptr=times, TIMES=times is not None,
         PARTS=parts, PLAIN=within is None and scale == 1.0, BLOCK=block, PDL=pdl,
         num_warps=max(1, min(16, block // (512 if parts <= 4 else 256))), maxnreg=96, launch_pdl=pdl,
     )  # fmt: skip
@@ -165,8 +181,19 @@ def add(
 
 
 @triton.jit
+def _xielu(x, weight_ptr):
+    """See the descriptor. Near zero exp(x) - 1 is a sum of powers, because a difference would lose its digits."""
+    above, below = tl.load(weight_ptr), tl.load(weight_ptr + 1)
+    beta, eps = tl.load(weight_ptr + 2), tl.load(weight_ptr + 3)
+    low = least_of(x, eps)
+    near = low * (1.0 + low * (0.5 + low * (1.0 / 6 + low * (1.0 / 24 + low / 120))))
+    less = tl.where(low > -0.1, near, tl.exp(low) - 1.0)
+    return tl.where(x > 0, above * x * x, (less - x) * below) + beta * x
+
+
+@triton.jit
 def _act_kernel(
-    x_ptr, out_ptr, D, x_stride,
+    x_ptr, weight_ptr, out_ptr, D, x_stride,
     BLOCK: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
@@ -178,21 +205,24 @@ def _act_kernel(
     if GATED:
         up = tl.load(x_ptr + row * x_stride + D + d, mask=real, other=0.0).to(tl.float32)
         y = gated_act(x, up, ACT)
+    elif ACT == "xielu":
+        y = _xielu(x, weight_ptr)
     else:
         y = plain_act(x, ACT)
     tl.store(out_ptr + row * D + d, y.to(out_ptr.dtype.element_ty), mask=real)
 
 
-def activate(x: Tensor, act: str, *, pdl: bool) -> Tensor:
+def activate(x: Tensor, act: str | Xielu, *, pdl: bool) -> Tensor:
     """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
-    kind, gated = act_parts(act)
+    numbers = act.numbers if isinstance(act, Xielu) else None
+    kind, gated = ("xielu", False) if isinstance(act, Xielu) else act_parts(act)
     width = x.shape[1] // 2 if gated else x.shape[1]
     if x.stride(1) != 1:
         x = x.contiguous()
     out = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
     block = min(2048, pow2(width))
     _act_kernel[(x.shape[0], triton.cdiv(width, block))](
-        x, out, width, x.stride(0), BLOCK=block, ACT=kind, GATED=gated, PDL=pdl,
+        x, numbers, out, width, x.stride(0), BLOCK=block, ACT=kind, GATED=gated, PDL=pdl,
         num_warps=max(1, block // 512), launch_pdl=pdl,
     )  # fmt: skip
     return out
