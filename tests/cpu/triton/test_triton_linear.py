@@ -269,5 +269,5 @@ def test_xielu():
     kernels, act = TritonKernels(), Xielu(torch.tensor([0.8, 1.3, 0.5, -1e-6]))
     x = torch.cat((torch.randn(3, 70) * 4, torch.randn(1, 70) * 1e-3, torch.randn(1, 70) * 1e-6, -torch.rand(1, 70)))
     found, expected = kernels.activate(x, act), REFERENCE.activate(x, act)
-    assert torch.allclose(found, expected, atol=0, rtol=1e-5)
+    assert ((found - expected).abs() <= 1e-5 * x.abs()).all()
     assert kernels.counters()["activate"] == {"calls": 1, "fallbacks": 0}
