@@ -165,7 +165,7 @@ def latents(name: str, rows: int, length: int) -> Iterator[Case]:
             latent_kernels.latent_config = lambda *_, **__: cut
         try:
             q, low, high = kernels.product(x, ins[i]).split((wide, latent, rest), dim=1)
-            mixed = kernels.attend_unfolded(
+            mixed = kernels.attend_latent(
                 q.unflatten(1, (heads, plain + rest)), (low, high), (ups[i], downs[i]), replace(spec, layer=i), ctx
             )
             assert mixed is not None, "this is not how an engine computes it"

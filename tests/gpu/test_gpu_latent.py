@@ -141,7 +141,7 @@ def test_long_prompts_through_keys_and_values_of_heads(sizes, stored, monkeypatc
         tokens = sum(n for _, n in grants)
         q = torch.randn(tokens, 16, plain + rest, device="cuda").bfloat16()
         vector = [torch.randn(tokens, n, device="cuda").bfloat16() for n in (latent, rest)]
-        found = kernels.attend_unfolded(q, vector, parts, spec, ours.step(grants))
+        found = kernels.attend_latent(q, vector, parts, spec, ours.step(grants))
         absorbed = torch.einsum("thd,hld->thl", q[..., :plain].float(), parts[0].float())
         queries = torch.cat((absorbed, q[..., plain:].float()), dim=2).flatten(1)
         b = exact.step(grants)
@@ -171,7 +171,7 @@ def test_few_tokens_take_three_launches(sizes, tokens):
         q = torch.randn(count, heads, plain + rest, device="cuda").bfloat16()
         both = torch.randn(count, latent + rest, device="cuda").bfloat16()
         vector = both.split([latent, rest], dim=1)
-        found = kernels.attend_unfolded(q, vector, parts, spec, ours.step(grants))
+        found = kernels.attend_latent(q, vector, parts, spec, ours.step(grants))
         absorbed = torch.einsum("thd,hld->thl", q[..., :plain].float(), parts[0].float())
         queries = torch.cat((absorbed, q[..., plain:].float()), dim=2).flatten(1)
         mixed = REFERENCE.attend(torch.cat((queries, both), dim=1), spec, exact.step(grants)).view(count, heads, latent)

@@ -317,12 +317,13 @@ class Kernels(RoundsLines, Protocol):
         x [T, H, Dk]: finished queries, to what is stored."""
         ...
 
-    def attend_unfolded(
+    def attend_latent(
         self, q: Tensor, vector: Sequence[Tensor], parts: Sequence[Tensor], spec: AttentionSpec, ctx: ForwardContext,
         keys: Tensor | None = None,
     ) -> Tensor | None:  # fmt: skip
-        """Latent attention of q [T, H, D + R], with parts of vectors [T, L] (which the spec's k_norm norms first),
-        [T, R] and what absorbs [H, L, D], [H, DV, L] -> [T, H, DV]; None: `attend` is as fast."""
+        """The same for a latent layer: q [T, H, D + R], and vectors in two pieces, [T, L] (which the spec's k_norm
+        norms first) and [T, R]. parts: what carries queries to vectors [H, L, D], and values back [H, DV, L].
+        -> [T, H, DV]; None: the layer carries both itself, and calls `attend`."""
         ...
 
     def choose_keys(

@@ -206,11 +206,11 @@ class ReferenceKernels:
         """x [T, all heads], prepared first, or queries [T, H, Dk] -> [T, H * Dv]."""
         return self.attention(x if x.ndim == 3 else self.prepare_qkv(x, spec, ctx), spec, ctx, keys)
 
-    def attend_unfolded(
+    def attend_latent(
         self, q: Tensor, vector: Sequence[Tensor], parts: Sequence[Tensor], spec: AttentionSpec, ctx: ForwardContext,
         keys: Tensor | None = None,
     ) -> Tensor | None:  # fmt: skip
-        """None: absorbed queries are as fast."""
+        """None: layers carry queries and values themselves."""
         return None
 
     def choose_keys(

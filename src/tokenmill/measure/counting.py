@@ -220,7 +220,7 @@ class CountingKernels(ReferenceKernels):
         )
         return self._note(out, moved=qkv.nbytes + out.nbytes)
 
-    def attend_unfolded(
+    def attend_latent(
         self, q: Tensor, vector: Sequence[Tensor], parts: Sequence[Tensor], spec: AttentionSpec, ctx: ForwardContext,
         keys: Tensor | None = None,
     ) -> Tensor | None:  # fmt: skip

@@ -105,7 +105,7 @@ class LatentAttention(Projected):
         if self.fresh.touches.k_norm is None:
             latent = kernels.norm(latent, self.kv_norm) * self.wider
         given = q, (latent, rest), self.forms.parts, self.fresh, ctx, keys
-        values = None if self._adapted(ctx) else kernels.attend_unfolded(*given)
+        values = None if self._adapted(ctx) else kernels.attend_latent(*given)
         if values is None:
             absorbed = self._product(q[..., : self.nope], 0, ctx)
             queries = torch.cat((absorbed, q[..., self.nope :]), dim=-1).view(tokens, -1)

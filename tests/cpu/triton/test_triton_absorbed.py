@@ -51,7 +51,7 @@ def test_like_the_reference(sizes, rotates, interleaved, normed, dtype):
         tokens = sum(n for _, n in grants)
         q, both = torch.randn(tokens, heads, plain + rest).to(dtype), torch.randn(tokens, latent + rest).to(dtype)
         vector = torch.split(both, [latent, rest], dim=1)
-        found = kernels.attend_unfolded(q, vector, (up, down), fresh, ours.step(grants))
+        found = kernels.attend_latent(q, vector, (up, down), fresh, ours.step(grants))
         if normed:
             both = torch.cat((REFERENCE.norm(vector[0], norm), vector[1]), dim=1)
         queries = torch.cat((REFERENCE.product(q[..., :plain], up), q[..., plain:]), dim=2).flatten(1)
@@ -71,7 +71,7 @@ def test_what_it_leaves_to_others():
     parts = torch.randn(4, 32, 16), torch.randn(4, 16, 32)
     for kernels, stored in ((TritonKernels(steady=True), None), (TritonKernels(), KVFormat("int8"))):
         batch = PagedBatch((spec.kv,), kernels, stored=stored)
-        assert kernels.attend_unfolded(q, vector, parts, spec, batch.step([("a", 3)])) is None
+        assert kernels.attend_latent(q, vector, parts, spec, batch.step([("a", 3)])) is None
 
 
 @pytest.mark.parametrize(("tokens", "heads", "inner", "width"), [(1, 3, 70, 40), (19, 2, 300, 33), (40, 1, 128, 16)])

@@ -188,7 +188,7 @@ def test_tiles_of_single_queries_fit_a_grid(monkeypatch: pytest.MonkeyPatch) -> 
     narrow = replace(spec, kv=KVSpec("latent", 1, 24, 16))
     ctx = PagedBatch((narrow.kv,), REFERENCE).step([("a", 2)])
     q = torch.empty(1, 70, 24).expand(2 * tokens, -1, -1)
-    latent.attend_latent(q, q, narrow, ctx, Scratch(), pdl=False, config=(32, 16, 1, 4, 1))
+    latent.attend_vectors(q, q, narrow, ctx, Scratch(), pdl=False, config=(32, 16, 1, 4, 1))
     assert len(grids.seen) == 3 and all(grid[0] > tokens and max((0, *grid[1:])) < 1 << 16 for grid in grids.seen)
 
 

@@ -58,7 +58,7 @@ def test_like_absorbed_queries(case, stored, normed, monkeypatch):
         tokens = sum(n for _, n in grants)
         q = torch.randn(tokens, 5, plain + rest)
         vector = torch.randn(tokens, latent), torch.randn(tokens, rest)
-        found = kernels.attend_unfolded(q, vector, parts, fresh, ours.step(grants))
+        found = kernels.attend_latent(q, vector, parts, fresh, ours.step(grants))
         if normed:
             vector = REFERENCE.norm(vector[0], norm), vector[1]
         expected = absorbed(REFERENCE, q, vector, parts, spec, theirs.step(grants))
@@ -79,7 +79,7 @@ def test_what_stays_in_the_latent_space():
         tokens, plain = sum(n for _, n in grants), parts[0].shape[2]
         given = torch.randn(tokens, 2, plain + 16), (torch.randn(tokens, 32), torch.randn(tokens, 16))
         ctx = PagedBatch((spec.kv,), kernels).step(grants)
-        kernels.attend_unfolded(*given, parts, spec, ctx)
+        kernels.attend_latent(*given, parts, spec, ctx)
         return "attend_unfolded" in kernels.counters()
 
     assert unfolds([("a", 40)], TritonKernels())

@@ -34,7 +34,7 @@ from tokenmill.kernels.triton.attention.absorbed import absorb, can_absorb
 from tokenmill.kernels.triton.attention.decode import attend_one
 from tokenmill.kernels.triton.attention.heads import multiply_heads
 from tokenmill.kernels.triton.attention.key_choice import can_choose, choose_keys
-from tokenmill.kernels.triton.attention.latent import attend_latent, prepare_apart, prepare_latent, serves
+from tokenmill.kernels.triton.attention.latent import attend_vectors, prepare_apart, prepare_latent, serves
 from tokenmill.kernels.triton.attention.prepare import can_norm_rows, can_prepare, norm_rows, prepare_qkv
 from tokenmill.kernels.triton.attention.stepping import Stepping, has_heads
 from tokenmill.kernels.triton.attention.stored import can_store
@@ -354,7 +354,7 @@ class TritonKernels(ProductKernels):
         if lists and spec.kv.kind == "latent" and serves(spec, ctx) and q.shape[0] > 0:
             self.count("attention")
             out = torch.empty((q.shape[0], spec.heads * spec.kv.value_dim), dtype=q.dtype, device=q.device)
-            attend_latent(
+            attend_vectors(
                 q.contiguous(), out, spec, ctx, self.launch.scratch, keys, pdl=self.launch.pdl, whole=self.launch.steady
             )
             return out
@@ -369,7 +369,7 @@ class TritonKernels(ProductKernels):
         return out
 
     @else_reference
-    def attend_unfolded(
+    def attend_latent(
         self,
         q: Tensor,
         vector: Sequence[Tensor],

@@ -274,7 +274,7 @@ def _latent_kernel(
         tl.store(target, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & (low_d < L)[None, :])
 
 
-def attend_latent(
+def attend_vectors(
     q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, scratch: Scratch, keys: Tensor | None = None, *,
     pdl: bool, whole: bool = False, config: tuple[int, int, int, int, int] | None = None,
 ) -> None:  # fmt: skip
