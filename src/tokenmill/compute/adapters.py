@@ -138,6 +138,10 @@ class AdapterSites(Protocol):
         """The head `head` multiplies by the table of embeddings `path`."""
         ...
 
+    def mixes(self, count: int) -> None:
+        """A mixture has so many experts, of which some may lie on other ranks."""
+        ...
+
     def divides(self, path: str, factor: float) -> None:
         """The layer multiplies behind the product stored as `path` by what the model multiplies before it: a bias that
         an adapter brings is divided by that."""

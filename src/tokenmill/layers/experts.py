@@ -54,6 +54,8 @@ class Chosen:
         self.group, self.weights = b.group, weights
         self.act: Act = act
         b.book.mixtures += 1
+        if b.adapters is not None:
+            b.adapters.mixes(count)
         self.first = held(b, count)[0]
         self.by_expert = b.place.whole_experts and b.group.size > 1
         """Each rank has some of the experts, and these whole."""

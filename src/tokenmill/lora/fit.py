@@ -6,8 +6,7 @@ are multiplied in, so that devices need only one formula (compute/adapters.py). 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from tokenmill.compute.adapters import AdapterSite, Forms
 from tokenmill.compute.forward import Weight
 from tokenmill.core.errors import ModelError
-from tokenmill.lora.peft import Adapter, LowRank, TokenRows, all_finite
+from tokenmill.lora.peft import Adapter, LowRank, TokenRows, all_finite, stem
 from tokenmill.lora.sites import SitePart, Sites
 from tokenmill.lora.weight import Source
 from tokenmill.quant.dense import DenseWeight
@@ -96,7 +95,8 @@ class Fitter:
         for module, low in adapter.tables.items():
             self._table(module, low)
         for module, low in adapter.stacked.items():
-            for expert, part in shared_out(self.sites, adapter, module, low, partial=self.sites.partial):
+            counts = self.sites.mixtures if self.sites.partial else None
+            for expert, part in shared_out(self.sites, adapter, module, low, counts):
                 for place in self.sites.find(expert):
                     self._low(expert, place, part)
             if self.sites.partial and not self.sites.numbers(stem(module)):
@@ -350,11 +350,6 @@ def _host(numbers: Tensor) -> Tensor:
     return torch.ones(numbers.shape) if numbers.is_meta else numbers.float().cpu()
 
 
-def stem(module: str) -> str:
-    """A stack's own name."""
-    return re.sub(r"(\.base_layer)+$", "", module)
-
-
 class Stored(Protocol):
     """Where the matrices of experts lie."""
 
@@ -363,15 +358,15 @@ class Stored(Protocol):
 
 
 def shared_out(
-    stored: Stored, adapter: Adapter, module: str, low: LowRank, *, partial: bool
+    stored: Stored, adapter: Adapter, module: str, low: LowRank, counts: Collection[int] | None = None
 ) -> Iterator[tuple[str, LowRank]]:
-    """Experts that were trained as one parameter [experts, ...]: each one's share, under its own name. partial: some
-    may lie elsewhere.
+    """Experts that were trained as one parameter [experts, ...]: each one's share, under its own name. counts: how many
+    a mixture may have, if some may lie elsewhere.
 
     Of `up` [out, r * experts] expert e has every experts-th column; of `down` [r * experts, in] its own r rows."""
     prefix = stem(module)
     own = stored.numbers(prefix)
-    if not own and partial:
+    if not own and counts is not None:
         return
     for names in (("gate_up_proj",), ("gate_proj", "up_proj"), ("down_proj",), ("up_proj",)):
         found = [stored.source(f"{prefix}.{own[0] if own else 0}.{name}") for name in names]
@@ -389,9 +384,11 @@ def shared_out(
     config = adapter.config
     assert config is not None, "stacked experts come in PEFT's folders alone"
     rank = config.rank_of(parameter)
-    count = low.down.shape[0] // rank if partial else len(own)
-    if low.down.shape[0] != rank * count:
-        raise ModelError(f"{adapter.where}: {parameter} has {low.down.shape[0]} rows, not {rank} for {count} experts.")
+    counts = [len(own)] if counts is None else sorted(counts)
+    count, left = divmod(low.down.shape[0], rank)
+    if left or count not in counts:
+        wanted = f"{rank} for {' or '.join(map(str, counts))} experts"
+        raise ModelError(f"{adapter.where}: {parameter} has {low.down.shape[0]} rows, not {wanted}.")
     scale = config.scale_of(parameter, rank)
     downs, ups = low.down.view(count, -1, low.down.shape[1]), low.up.view(low.up.shape[0], -1, count).permute(2, 0, 1)
     if turned:  # Llama 4: the stack is [experts, in, out], and PEFT takes it for [experts, out, in]

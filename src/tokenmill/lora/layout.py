@@ -3,7 +3,8 @@ adapter the layout of its base.
 
 In GGUF files Qwen3.5's converter puts the value heads of recurrent layers in another order, in rows and in columns;
 Falcon-H1's multiplies the model's multipliers into its weights. Sarvam's folders hold q, k and v as one matrix, which
-their class divides. Must not know: the model, but for its config.
+their class divides. LongCat's class has matrices for experts that compute nothing. Must not know: the model, but for
+its config.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.lora.peft import Adapter, LowRank
+from tokenmill.lora.peft import Adapter, LowRank, stem
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.qwen3_next import read_delta
 
 _TILED = ("qwen35", "qwen35moe")
 _MULTIPLIED = "falcon-h1"
 _JOINED = "sarvam_moe"
+_IDLE = "longcat_flash"
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 _QKV = ("q_proj", "k_proj", "v_proj")
 
@@ -41,7 +43,22 @@ def arranged(adapter: Adapter, config: Mapping[str, Any]) -> Adapter:
         _reorder(adapter, config, back=has)
     if config.get("model_type") == _JOINED:
         _join(adapter, config)
+    if config.get("model_type") == _IDLE:
+        _drop_idle(adapter, config)
     return adapter
+
+
+def _drop_idle(adapter: Adapter, config: Mapping[str, Any]) -> None:
+    """Of stacked experts, only those that multiply: the class has a first matrix for each of the others, too."""
+    said = ModelConfig(config)
+    hidden, count, idle = (said.get(key, int, 0) for key in ("hidden_size", "n_routed_experts", "zero_expert_num"))
+    for module, low in adapter.stacked.items():
+        assert adapter.config is not None
+        rank = adapter.config.rank_of(f"{stem(module)}.gate_up_proj")
+        first = low.down.shape[1] == hidden and low.up.shape[0] != hidden
+        if first and low.down.shape[0] == rank * (count + idle):
+            low.down = low.down[: rank * count]
+            low.up = low.up.view(-1, rank, count + idle)[:, :, :count].reshape(-1, rank * count)
 
 
 def _join(adapter: Adapter, config: Mapping[str, Any]) -> None:

@@ -151,7 +151,7 @@ def _changes(adapter: Adapter, base: _Base, *, transposed: bool) -> dict[str, Ch
     experts: list[tuple[str, LowRank]] = []
     within: dict[str, dict[Stacked, LowRank]] = {}
     for module, low in adapter.stacked.items():
-        experts += shared_out(base, adapter, module, low, partial=False)
+        experts += shared_out(base, adapter, module, low)
     for module, low in (*adapter.linear.items(), *adapter.tables.items(), *experts):
         if (each := base.within(module)) is not None:
             _check_plain(adapter, module, low, each)

@@ -109,6 +109,11 @@ def all_finite(tensor: Tensor) -> bool:
     return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
 
 
+def stem(module: str) -> str:
+    """The own name of stacked experts."""
+    return re.sub(r"(\.base_layer)+$", "", module)
+
+
 def read_peft(folder: Path) -> Adapter:
     """A folder's adapter; raises ModelError that names what is wrong."""
     config = read_adapter_config(folder)

@@ -88,6 +88,8 @@ class Sites:
         """Biases that the model itself adds to a product, by the stored matrix."""
         self.divisors: dict[str, float] = {}
         """What biases of a product are divided by, because its layer multiplies behind it."""
+        self.mixtures: set[int] = set()
+        """How many experts the mixtures have, on all ranks together."""
         self._names: Names | None = None
         self._plain: set[int] | None = None
 
@@ -127,6 +129,10 @@ class Sites:
     def ties(self, path: str, head: str) -> None:
         """The head `head` multiplies by this table of embeddings."""
         self.tied[path] = head
+
+    def mixes(self, count: int) -> None:
+        """A mixture has so many experts."""
+        self.mixtures.add(count)
 
     def divides(self, path: str, factor: float) -> None:
         """Biases that adapters bring for the product stored as `path` are divided by this."""

@@ -312,7 +312,7 @@ def test_what_an_adapter_changes_of_eyes_is_not_used_in_text(tmp_path: Path, cap
 
 
 STACKED = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "NemotronHForCausalLM", "GraniteMoeForCausalLM",
-           "GraniteMoeHybridForCausalLM", "Llama4ForCausalLM")  # fmt: skip
+           "GraniteMoeHybridForCausalLM", "Llama4ForCausalLM", "LongcatFlashForCausalLM")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STACKED)
@@ -325,7 +325,7 @@ def test_experts_that_are_one_parameter(name: str, native: bool, tmp_path: Path)
     stacks = [".".join(key.split(".")[3:]) for key, each in reference.named_parameters() if each.ndim == 3]
     wanted = sorted({key for key in stacks if ".experts." in key}, reverse=True)
     assert len(wanted) == 2
-    said = {"target_parameters": wanted, "target_modules": ["q_proj"]}
+    said = {"target_parameters": wanted, "target_modules": ["o_proj"]}
     wrapped = grown(reference, tmp_path / "adapter", **said, rank_pattern={r".*down_proj": 3, r".*\.up_proj": 2})
     expected = theirs(wrapped, tokens)
     kernels: Any = ReferenceKernels()

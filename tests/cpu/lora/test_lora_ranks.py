@@ -5,11 +5,14 @@ TOKENMILL_RELIABILITY=1 adds four ranks, more ways, whole experts and formats.""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tests.cpu.engine.engines import greedy, open_llm
 from tests.cpu.lora.lora_company_helpers import ON, PROMPTS, asked, said
 from tests.cpu.lora.making import ALL, write_adapter
@@ -76,10 +79,31 @@ def test_experts_embeddings_and_heads(mixture: Path, several: dict[str, Any], tm
         assert said(llm, prompts, params, asked(made, COUNT)) == wanted
 
 
+def test_experts_of_another_number_are_refused_where_a_rank_has_some_of_them(mixture: Path, tmp_path: Path) -> None:
+    config = json.loads((mixture / "config.json").read_text())
+    count, rank, inner = config["num_local_experts"] + 2, 2, 2 * config["moe_intermediate_size"]
+    made = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 4,
+        "target_modules": [],
+        "target_parameters": ["gate_up_proj"],
+    }
+    name, shapes = "base_model.model.model.layers.1.mlp.experts", {"A": (rank * count, config["hidden_size"])}
+    shapes["B"] = (inner, rank * count)
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
+    (wrong / "adapter_config.json").write_text(json.dumps(made))
+    tensors = {f"{name}.lora_{each}.weight": torch.ones(shape) for each, shape in shapes.items()}
+    save_file(tensors, wrong / "adapter_model.safetensors")
+    for several in ({}, {**TENSORS, "enable_expert_parallel": True}):
+        with open_llm(mixture, **ON, **several, kernels="auto", skip_tokenizer_init=True, max_model_len=64) as llm:
+            with pytest.raises(ParameterError, match=f"has {rank * count} rows, not {rank} for {count - 2} experts"):
+                said(llm, [[1, 2]], greedy(2), [LoRARequest("wrong", 1, str(wrong))])
+
+
 @LONG
 def test_what_no_stage_knows_is_refused(base: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     wrong = write_adapter(tmp_path / "wrong", base, rank=2, modules=("q_proj",))
     tensors = load_file(wrong / "adapter_model.safetensors")
     save_file({name.replace("layers.1", "layers.9"): t for name, t in tensors.items()},
