@@ -206,6 +206,20 @@ def can_norm_rows(spec: AttentionSpec) -> bool:
 
 
 @triton.jit
+def _norm_part(
+    source, target, at, norm_ptr, bias_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
+    BIAS: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
+    """The SIZE numbers from `at` on, normed (NORM: the kind of norm; "none": copied)."""
+    d = tl.arange(0, BLOCK)
+    real = d < SIZE
+    x = tl.load(source + at + d, mask=real, other=0.0).to(tl.float32)
+    if NORM != "none":
+        x = norm_stored(x, norm_ptr, bias_ptr, d, real, SIZE, eps, NORM, BIAS, OFFSET)
+    tl.store(target + at + d, x.to(target.dtype.element_ty), mask=real)
+
+
+@triton.jit
 def _norm_rows_kernel(
     x_ptr, out_ptr, q_norm_ptr, q_norm_bias_ptr, k_norm_ptr, k_norm_bias_ptr, x_stride, q_norm_eps, k_norm_eps,
     Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, Q_SIZE: tl.constexpr, K_SIZE: tl.constexpr, BLOCK: tl.constexpr,
@@ -213,27 +227,20 @@ def _norm_rows_kernel(
     K_NORM: tl.constexpr, K_NORM_BIAS: tl.constexpr, K_NORM_OFFSET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs of a token take Q_SIZE numbers of the queries each, then K_SIZE of the keys; the last one copies the
-    values. Q_NORM, K_NORM: the kind of norm, "none": they are copied."""
+    values."""
     begin(PDL)
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    d = tl.arange(0, BLOCK)
     wait(PDL)
     source, target = x_ptr + token * x_stride, out_ptr + token * (Q + K + V)
-    if part < Q // Q_SIZE:
-        at, real = part * Q_SIZE + d, d < Q_SIZE
-        x = tl.load(source + at, mask=real, other=0.0).to(tl.float32)
-        if Q_NORM != "none":
-            x = norm_stored(x, q_norm_ptr, q_norm_bias_ptr, d, real, Q_SIZE, q_norm_eps,
-                            Q_NORM, Q_NORM_BIAS, Q_NORM_OFFSET)  # fmt: skip
-        tl.store(target + at, x.to(out_ptr.dtype.element_ty), mask=real)
-    elif part < Q // Q_SIZE + K // K_SIZE:
-        at, real = Q + (part - Q // Q_SIZE) * K_SIZE + d, d < K_SIZE
-        x = tl.load(source + at, mask=real, other=0.0).to(tl.float32)
-        if K_NORM != "none":
-            x = norm_stored(x, k_norm_ptr, k_norm_bias_ptr, d, real, K_SIZE, k_norm_eps,
-                            K_NORM, K_NORM_BIAS, K_NORM_OFFSET)  # fmt: skip
-        tl.store(target + at, x.to(out_ptr.dtype.element_ty), mask=real)
+    QUERIES: tl.constexpr = Q // Q_SIZE
+    if part < QUERIES:
+        _norm_part(source, target, part * Q_SIZE, q_norm_ptr, q_norm_bias_ptr, q_norm_eps, Q_SIZE, BLOCK,
+                   Q_NORM, Q_NORM_BIAS, Q_NORM_OFFSET)  # fmt: skip
+    elif part < QUERIES + K // K_SIZE:
+        _norm_part(source, target, Q + (part - QUERIES) * K_SIZE, k_norm_ptr, k_norm_bias_ptr, k_norm_eps, K_SIZE,
+                   BLOCK, K_NORM, K_NORM_BIAS, K_NORM_OFFSET)  # fmt: skip
     else:
+        d = tl.arange(0, BLOCK)
         tl.store(target + Q + K + d, tl.load(source + Q + K + d, mask=d < V), mask=d < V)
 
 
