@@ -81,9 +81,10 @@ class LatentAttention(Projected):
             rope=make_rope(b, settings, interleaved=_interleaved(c), start=self.latent) if rotates else None,
             touches=Touches(temper=_temper(c, b)),
         )
-        self.wider = (hidden / self.latent) ** 0.5 if scaled else 1.0
-        norm = None if self.wider != 1.0 else self.kv_norm
-        self.fresh = replace(self.spec, touches=replace(self.spec.touches, k_norm=norm))
+        if scaled:  # in float32: narrower weights would round the factor
+            wider = self.kv_norm.weight.float() * (hidden / self.latent) ** 0.5
+            self.kv_norm = replace(self.kv_norm, weight=wider)
+        self.fresh = replace(self.spec, touches=replace(self.spec.touches, k_norm=self.kv_norm))
         """For vectors as they are made, whose norm attention may take upon itself."""
         self.index = None if index is None else index(b, settings)
 
@@ -102,15 +103,13 @@ class LatentAttention(Projected):
         else:
             q = (low if self.q_b is None else self.q_b.matmul(low, ctx, norm=self.q_norm)).view(tokens, heads, -1)
         keys = None if self.index is None else self.index.choose(x, low, self.q_norm, ctx)
-        if self.fresh.touches.k_norm is None:
-            latent = kernels.norm(latent, self.kv_norm) * self.wider
         given = q, (latent, rest), self.forms.parts, self.fresh, ctx, keys
         values = None if self._adapted(ctx) else kernels.attend_latent(*given)
         if values is None:
             absorbed = self._product(q[..., : self.nope], 0, ctx)
             queries = torch.cat((absorbed, q[..., self.nope :]), dim=-1).view(tokens, -1)
-            latent = latent if self.fresh.touches.k_norm is None else kernels.norm(latent, self.kv_norm)
-            mixed = kernels.attend(torch.cat((queries, latent, rest), dim=-1), self.spec, ctx, keys)
+            vector = torch.cat((queries, kernels.norm(latent, self.kv_norm), rest), dim=-1)
+            mixed = kernels.attend(vector, self.spec, ctx, keys)
             values = self._product(mixed.view(tokens, heads, self.latent), 1, ctx)
         gates = columns if self.gate is None else self.gate.matmul(x, ctx)
         values = values.view(tokens, -1)

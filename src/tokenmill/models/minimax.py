@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, NormSpec
-from tokenmill.layers.block import Block, Stream, normed
+from tokenmill.layers.block import Block, Stream, added, normed
 from tokenmill.layers.build import Build
 from tokenmill.layers.state_space import FixedDecays
-from tokenmill.models.common import read_heads, read_sizes, rms
+from tokenmill.models.common import as_unit, read_heads, read_sizes, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.family_row import Attend, Drafts, Feed, Mix, Norms
@@ -31,17 +31,18 @@ _BUFFERS = r"\.self_attn\.(slope_rate|(query|key|diagonal)_decay)$"
 
 
 class NormedStream:
-    """x = stream * norm(x) + own * block(norm(x)), for attention, then for the experts."""
+    """x = stream * norm(x) + own * block(norm(x)), for attention, then for the experts. As norms alone read x, it stays
+    divided by the stream's factor."""
 
     def __init__(self, blocks: tuple[Block, Block], norms: tuple[NormSpec, NormSpec], factors: list[Any]) -> None:
-        """factors: (of the stream, of the block's result) for both blocks."""
+        """factors: (of the stream, of the block's result) for both blocks, divided by what x is divided by."""
         self.steps = tuple(zip(blocks, norms, factors, strict=True))
 
     def __call__(self, x: Stream, ctx: ForwardContext) -> Stream:
         """x [T, hidden] -> [T, hidden]."""
         for block, norm, (stream, own) in self.steps:
             h = normed(x, norm, ctx)[1]
-            x = ctx.kernels.add(h if stream == 1.0 else h * stream, block(h, ctx), own)
+            x = added(h if stream == 1.0 else h * stream, block, h, ctx, None, scale=own)
         return x
 
 
@@ -49,22 +50,26 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     """MiniMax from its config."""
     sizes, heads, kinds = read_sizes(c), read_heads(c), _kinds(c)
     factors = {name: _factors(c, name) for name in ("linear", "full", "mlp")}
+    units = {name: as_unit(b, stream) for name, (stream, _) in factors.items()}
+    factors = {name: (stream / units[name], own / units[name]) for name, (stream, own) in factors.items()}
     b.book.used.update(not_computed(c, b, Drafts(_BUFFERS), sizes.layers))
 
     def layer(body: Build, index: int) -> NormedStream:
         at = body.at(f"layers.{index}")
-        first, second = (rms(c, f"{name}_layernorm")(at) for name in ("input", "post_attention"))
+        kind = "linear" if kinds[index] == "linear_attention" else "full"
+        first = rms(c, "input_layernorm", unit=units["mlp"])(at)
+        second = rms(c, "post_attention_layernorm", unit=units[kind])(at)
         mixer: Block
-        if kinds[index] == "linear_attention":
+        if kind == "linear":
             rates = _rates(heads.heads, index, sizes.layers)
             mixer = FixedDecays(at.at("self_attn"), sizes.hidden, (heads.heads, heads.dim), rates)
         else:
             mixer = make_attention(c, b, at, _ATTEND, Norms(), heads, index)
-        around = factors["linear" if kinds[index] == "linear_attention" else "full"]
         return NormedStream((mixer, make_mixture(c, b, at, _MIX, Feed(), index)), (first, second),
-                            [around, factors["mlp"]])  # fmt: skip
+                            [factors[kind], factors["mlp"]])  # fmt: skip
 
-    return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, Ends(norm=rms(c, "norm")), layer)
+    ends = Ends(norm=rms(c, "norm", unit=units["mlp"]), unit=units["mlp"])
+    return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, ends, layer)
 
 
 def _factors(c: ModelConfig, part: str) -> tuple[float, float]:

@@ -73,5 +73,5 @@ class Visit:
         if self.own is not None:
             qkv = kernels.add(qkv, self.own(h, ctx))
         y = kernels.norm(shared.o_proj(kernels.attend(qkv, self.spec, ctx), ctx), shared.norms[1])
-        up = kernels.add(shared.up.weight.matmul(y, ctx), self.upper.weight.matmul(self.lower.matmul(y, ctx), ctx))
+        up = self.upper.weight.matmul(self.lower.matmul(y, ctx), ctx, residual=shared.up.weight.matmul(y, ctx))
         return shared.down(kernels.activate(up, shared.act), ctx)
