@@ -121,7 +121,7 @@ def test_a_target_with_files_is_kept(tiny: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", [True, False])
 def test_what_other_files_say_of_the_old_weights_is_not_copied(method: bool, tiny: Path, tmp_path: Path) -> None:
-    """Another tool would believe ModelOpt's file before the config; an earlier report took the place of the new one."""
+    """Another tool would believe ModelOpt's file before the config, and an earlier report is not the new one."""
     source = tmp_path / "source"
     shutil.copytree(tiny, source)
     for name in ("hf_quant_config.json", convert.REPORT, "generation_config.json"):

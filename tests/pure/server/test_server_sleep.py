@@ -212,7 +212,7 @@ async def test_a_sleeping_engine_that_dies_is_loaded_when_it_is_woken(build: Any
 
 
 async def test_an_engine_that_dies_before_it_sleeps_is_no_reason_to_refuse(build: Any) -> None:  # noqa: F811
-    """It has given its memory back. The others slept and were woken again, and the caller got 503."""
+    """It has given its memory back, which is what the caller wants."""
     city, held, going = await falling_asleep(build)
     city.links["red"][0].die()
     await until(lambda: len(city.links["red"]) == 2)

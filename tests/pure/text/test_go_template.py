@@ -167,7 +167,7 @@ def test_what_has_no_counterpart_is_named(template: str) -> None:
     "unit", ["{{", "{{ a ", "{{-", " -", "{{ .Prompt }}\n", "{{/* */}}", " {{- .Prompt -}} ", '{{ "', "{{ `"]
 )
 def test_no_template_takes_long(unit: str) -> None:
-    """Each once took hours, or seconds."""
+    """A reader that goes back at each of these would take hours."""
     began = time.process_time()
     with contextlib.suppress(TemplateError):
         to_jinja(unit * (MOST_CHARS // 2 // len(unit)))
