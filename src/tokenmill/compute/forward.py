@@ -163,7 +163,9 @@ class Weight(Protocol):
         """residual + act(norm(x) @ W.T + bias); delta: what adapters do to the product before its activation."""
         ...
 
-    def open(self, x: Tensor, ctx: ForwardContext, delta: Delta | None = None) -> Tensor | None: ...
+    def open(self, x: Tensor, ctx: ForwardContext, delta: Delta | None = None) -> Tensor | None:
+        """x @ W.T + bias (and delta) in parts of the sum, as `Kernels.open_product` makes it; None: better whole."""
+        ...
 
     def concat(self, others: list[Any]) -> Weight:
         """[self; others] along out; formats may differ (the result may multiply in parts)."""
@@ -173,7 +175,10 @@ class Weight(Protocol):
         """The rows (of out) named by index [n], in that order; used to take apart fused and interleaved checkpoints."""
         ...
 
-    def split(self, dim: int, part: int, parts: int) -> Self: ...
+    def split(self, dim: int, part: int, parts: int) -> Self:
+        """Part `part` of `parts` equal ones, along out (0) or in (1); along in, only part 0 keeps the bias."""
+        ...
+
     def settle(self, kernels: Kernels) -> Weight:
         """The weight in the form that the backend multiplies fastest; it is not concatenated or split afterwards."""
         ...
@@ -191,7 +196,9 @@ class Weight(Protocol):
         tensors by name (the numbers as "table"). None: it cannot be stacked."""
         ...
 
-    def bytes(self) -> int: ...
+    def bytes(self) -> int:
+        """Bytes held: what a product reads."""
+        ...
 
 
 class Again(Protocol):
