@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Act = Literal["silu", "gelu", "gelu_tanh", "relu", "silu_mul", "gelu_mul", "gelu_tanh_mul", "relu2", "oai_swiglu"]
 """`*_mul` and `oai_swiglu` take [gate | up] concatenated on the last dimension and halve it."""
 GateAct = Literal["silu", "sigmoid", "softplus", "relu", "relu2", "gelu_tanh", "none"]
-"""What a gate may be turned into before it multiplies."""
+"""What a gate may be turned into before it multiplies; "none": it stays as it is."""
 
 
 @dataclass(slots=True)
@@ -326,7 +326,8 @@ class RouteSpec:
     "topk_sigmoid": the best logits are chosen, and only these are scored (scores may round to equal numbers where
     logits do not). groups > 1: only experts of the best `top_groups` groups compete (group score: max, or sum of its
     two best if `group_sum2`). `bias` is added for choosing only. `normalise`: gates are divided by
-    max(their sum, `floor`) + `eps`, but for "topk_softmax", whose sum is 1. They are multiplied by `scale` last.
+    max(their sum, `floor`) + `eps`, but for "topk_softmax", whose sum is 1. They are multiplied by `scale` last: a
+    number, or (not in a FusedMixture that chooses) one for each expert, [experts] in float32.
 
     order "sparsemixer": the best logits are chosen one after the other, and a gate is its expert's softmax among those
     that are left and near it: (best - logit) / max(|logit|, best) is at most 2 * `jitter`. There are no groups, and
@@ -337,7 +338,7 @@ class RouteSpec:
     top_k: int
     order: Literal["softmax_topk", "topk_softmax", "sigmoid_topk", "topk_sigmoid", "sparsemixer"] = "softmax_topk"
     normalise: bool = True
-    scale: float = 1.0
+    scale: float | Tensor = 1.0
     groups: int = 1
     top_groups: int = 1
     group_sum2: bool = False

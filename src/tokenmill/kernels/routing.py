@@ -21,7 +21,12 @@ def route(logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
     gates = score(scores.gather(-1, ids)) if late else scores.gather(-1, ids)
     if spec.normalise and not (softmax and late):
         gates = gates / (row_stable.sum_last(gates).clamp(min=spec.floor) + spec.eps)
-    return ids, gates * spec.scale
+    return ids, scaled(gates, ids, spec)
+
+
+def scaled(gates: Tensor, ids: Tensor, spec: RouteSpec) -> Tensor:
+    """Gates times `scale`."""
+    return gates * (spec.scale[ids] if isinstance(spec.scale, Tensor) else spec.scale)
 
 
 def _one_by_one(logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
@@ -33,7 +38,7 @@ def _one_by_one(logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
         near = torch.exp(left.masked_fill(far, float("-inf")) - best)
         gates.append(1.0 / row_stable.sum_last(near))
         left = left.scatter(-1, at, float("-inf"))
-    return ids, torch.cat(gates, -1) * spec.scale
+    return ids, scaled(torch.cat(gates, -1), ids, spec)
 
 
 def _largest(x: Tensor, count: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -31,21 +32,21 @@ def make_beside(c: ModelConfig, at: Build, plan: Plan, hidden: int) -> Beside | 
     if not c.get("enable_moe_block", bool, False):
         return None
     count, inner = c.need("num_experts", int), c.need("moe_intermediate_size", int)
-    route = RouteSpec(experts=count, top_k=c.need("top_k_experts", int, high=count))
+    plain_route = RouteSpec(experts=count, top_k=c.need("top_k_experts", int, high=count))
     act = read_act(c, gated=True, default="gelu_pytorch_tanh", key="hidden_activation")
     names = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
     plain, before, after = (at.norm(name, hidden, plan.eps) for name in names)
     router = at.settled(at.weight("router.proj", (count, hidden), exact=True))
     scaled = NormSpec(at.tensor("router.scale", (hidden,)).float() * hidden**-0.5, plan.eps)
-    each = at.tensor("router.per_expert_scale", (count,), torch.float32)
+    route = replace(plain_route, scale=at.tensor("router.per_expert_scale", (count,), torch.float32))
     weights = load_experts(at.at("experts"), route, hidden, inner)
     chosen = Chosen(at, weights, count, act)
-    chosen.pack(at, Mixture(router, route, *weights, act, first=chosen.first))
+    chosen.pack(at, Mixture(router, plain_route, *weights, act, first=chosen.first))  # it does not choose
 
     def beside(x: Tensor, ctx: ForwardContext, y: Tensor) -> Tensor:
         kernels = ctx.kernels
-        ids, gates = kernels.route(router.matmul(kernels.norm(x, scaled), ctx), route)
-        found = chosen.whole(kernels.norm(x, before), ids, gates * each[ids], ctx)
+        ids, gates = kernels.route(router.matmul(x, ctx, norm=scaled), route)
+        found = chosen.whole(kernels.norm(x, before), ids, gates, ctx)
         return kernels.add(kernels.norm(y, plain), found, within=after)
 
     return beside

@@ -37,6 +37,7 @@ ROUTES = {
     "raw sigmoids": RouteSpec(16, 1, order="topk_sigmoid", normalise=False),
     "biased sigmoids": RouteSpec(12, 4, order="topk_sigmoid", bias=torch.randn(12), eps=1e-6, scale=1.5),
     "a little more": RouteSpec(12, 4, order="sigmoid_topk", bias=torch.randn(12) * 0.1, eps=1e-6),
+    "experts' own scales": RouteSpec(12, 4, scale=torch.linspace(0.5, 2.0, 12)),
     "at least": RouteSpec(12, 4, bias=torch.randn(12) * 2, eps=0.0, floor=1e-12),
 }
 SOME = ["softmax", "biased", "sums of two", "sigmoids of the best", "biased sigmoids", "at least", "one by one"]

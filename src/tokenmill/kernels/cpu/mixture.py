@@ -10,6 +10,7 @@ from tokenmill.compute.forward import Act, RouteSpec
 from tokenmill.kernels.cpu.activation_codes import GATED
 from tokenmill.kernels.cpu.bound import BoundExperts
 from tokenmill.kernels.cpu.packed import TYPES
+from tokenmill.kernels.routing import scaled
 
 _ORDERS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid_topk": 2, "topk_sigmoid": 3}
 
@@ -21,13 +22,14 @@ def route(logits: Tensor, kind: int, spec: RouteSpec) -> tuple[Tensor, Tensor]:
     rows, experts = logits.shape
     ids = torch.empty((rows, spec.top_k), dtype=torch.int64)
     gates = torch.empty((rows, spec.top_k), dtype=torch.float32)
-    weighing = (spec.normalise, spec.scale, spec.eps, spec.floor)
+    one = not isinstance(spec.scale, Tensor)
+    weighing = (spec.normalise, spec.scale if one else 1.0, spec.eps, spec.floor)
     how = (_ORDERS[spec.order], *weighing, spec.groups, spec.top_groups, spec.group_sum2)
     _native.choose(
         logits.data_ptr(), rows, experts, kind, 0 if bias is None else bias.data_ptr(), ids.data_ptr(),
         gates.data_ptr(), spec.top_k, how,
     )  # fmt: skip
-    return ids, gates
+    return ids, gates if one else scaled(gates, ids, spec)
 
 
 def visit(

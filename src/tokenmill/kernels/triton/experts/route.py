@@ -186,12 +186,13 @@ def write_shared(id_ptr, gate_ptr, row, logit, E: tl.constexpr, TOP: tl.constexp
 
 @triton.jit(do_not_specialize=["tokens", "parts", "lines"])
 def _route_kernel(
-    logits_ptr, bias_ptr, near_ptr, id_ptr, gate_ptr, tokens, parts, lines, stride, scale,
+    logits_ptr, bias_ptr, scale_ptr, near_ptr, id_ptr, gate_ptr, tokens, parts, lines, stride, scale,
     E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr, ORDER: tl.constexpr,
     NORMALISE: tl.constexpr, EPS: tl.constexpr, FLOOR: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr, BG: tl.constexpr, SHARED: tl.constexpr, NEAR: tl.constexpr,
-    PDL: tl.constexpr,
+    SCALES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """SCALES: each expert has a number of its own that multiplies its gate."""
     begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, BE)
@@ -206,6 +207,8 @@ def _route_kernel(
     ids, gates = _pick_experts(
         logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, EPS, FLOOR, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
     )
+    if SCALES:
+        gates = gates * tl.load(scale_ptr + ids, mask=t < TOP, other=0.0)
     WIDTH: tl.constexpr = TOP + (1 if SHARED > 0 else 0)
     tl.store(id_ptr + token * WIDTH + t, ids.to(id_ptr.dtype.element_ty), mask=t < TOP)
     tl.store(gate_ptr + token * WIDTH + t, gates, mask=t < TOP)
@@ -245,9 +248,10 @@ def route(
     tokens = logits.shape[0]
     ids, gates = _room(tokens, spec, shared, dtype, logits.device)
     soon, lines, parts = near_lines(near if pdl else None, gates, NEAR_EXPERTS)
+    one = not isinstance(spec.scale, Tensor)
     _route_kernel[(tokens + parts,)](
-        logits, spec.bias, soon, ids, gates, tokens, parts, lines, logits.stride(0), spec.scale,
-        **constants(spec, shared), NEAR=pdl, PDL=pdl,
+        logits, spec.bias, None if one else spec.scale, soon, ids, gates, tokens, parts, lines, logits.stride(0),
+        spec.scale if one else 1.0, **constants(spec, shared), NEAR=pdl, SCALES=not one, PDL=pdl,
         num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
     return ids, gates
