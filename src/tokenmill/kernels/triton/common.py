@@ -220,3 +220,13 @@ class Scratch:
         self._turn = (self._turn + 1) % _TURNS
         first = self.num_counters + self._turn * _SIGNS
         return self.counters(device)[first : first + _SIGNS]
+
+
+@triton.jit
+def product(a, b, acc, WIDE: tl.constexpr):
+    """acc + a @ b; WIDE: in float32 throughout."""
+    if WIDE:
+        acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(a, b, acc)
+    return acc

@@ -17,9 +17,8 @@ from torch import Tensor
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, NormSpec
 from tokenmill.kernels.triton.attention.heads import MOST, can_multiply_heads, rows_of_tile, tokens_of_tile
 from tokenmill.kernels.triton.attention.latent import serves
-from tokenmill.kernels.triton.attention.paging import product
 from tokenmill.kernels.triton.attention.prepare import mates
-from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait
+from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, product, wait
 
 _WIDEST = 256
 """The longest part of a head that is multiplied in one piece."""

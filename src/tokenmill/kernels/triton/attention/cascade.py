@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan
-from tokenmill.kernels.triton.attention.paging import FLOOR, bend, product
+from tokenmill.kernels.triton.attention.paging import FLOOR, bend
 from tokenmill.kernels.triton.attention.stored import kinds_of, scale_strides, scales_of, spot_in, widened
-from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, shared_memory, wait
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, product, shared_memory, wait
 
 LEAST = 8
 """Table entries below which sharing does not pay."""

@@ -37,19 +37,11 @@ from tokenmill.kernels.triton.attention.narrow_keys import (
     scales_at,
     split_query,
 )
-from tokenmill.kernels.triton.attention.paging import (
-    FLOOR,
-    bend,
-    locate,
-    path_of,
-    path_parts,
-    product,
-    reach,
-)
+from tokenmill.kernels.triton.attention.paging import FLOOR, bend, locate, path_of, path_parts, reach
 from tokenmill.kernels.triton.attention.partial import finish, join_all, join_shared, leave_part
 from tokenmill.kernels.triton.attention.prepare import Way, epsilons, head_norm, rotated, value_start, ways, weights
 from tokenmill.kernels.triton.attention.stored import columns, kinds_of, put, scale_strides, scales_of
-from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, wait
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, product, wait
 
 UNIT = 8
 """Words of narrow numbers that addresses step by, where strides allow it: the 16 bytes that are copied at a time."""

@@ -17,9 +17,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan
-from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, head_and_tile, product
+from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, head_and_tile
 from tokenmill.kernels.triton.attention.stored import kinds_of, scale_strides, scales_of, spot_in, widened
-from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait
+from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, product, wait
 
 ALIGN = 16 if INTERPRETED else 128
 """Sequences begin at multiples of this in the row, so that a tile of keys belongs to one of them."""

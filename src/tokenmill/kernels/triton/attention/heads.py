@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.kernels.triton.attention.paging import product
-from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait
+from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, product, wait
 
 MOST = 512
 """Rows beyond which a library multiplies as fast."""

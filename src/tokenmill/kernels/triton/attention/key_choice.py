@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.compute.forward import AttentionSpec, ForwardContext
-from tokenmill.kernels.triton.attention.paging import place_of, product
+from tokenmill.kernels.triton.attention.paging import place_of
 from tokenmill.kernels.triton.attention.stored import can_store, kinds_of, scale_strides, scales_of, spot_in, widened
-from tokenmill.kernels.triton.common import INTERPRETED, begin, most_of, pow2, wait
+from tokenmill.kernels.triton.common import INTERPRETED, begin, most_of, pow2, product, wait
 
 _ROWS, _KEYS = (16, 16) if INTERPRETED else (128, 64)
 """Pairs of a token and a head that share a tile of keys, and its keys."""

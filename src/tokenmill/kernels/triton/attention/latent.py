@@ -21,7 +21,6 @@ from tokenmill.kernels.triton.attention.paging import (
     path_of,
     path_parts,
     place_of,
-    product,
 )
 from tokenmill.kernels.triton.attention.prepare import Way, mates, rotated
 from tokenmill.kernels.triton.attention.stored import (
@@ -40,6 +39,7 @@ from tokenmill.kernels.triton.common import (
     begin,
     multiprocessors,
     pow2,
+    product,
     shared_memory,
     wait,
 )

@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.kernels.triton.attention.paging import bend, product
+from tokenmill.kernels.triton.attention.paging import bend
+from tokenmill.kernels.triton.common import product
 from tokenmill.kernels.triton.quantised.narrow_words import bfloat_at, float8_of, halves
 
 LEAST_SCALE = tl.constexpr(8.7e-19)

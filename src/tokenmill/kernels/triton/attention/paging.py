@@ -113,13 +113,3 @@ def bend(scores, query_position, position, slope, scale, softcap, SOFTCAP: tl.co
     else:
         scores = scores * (scale * LOG2E)
     return scores
-
-
-@triton.jit
-def product(a, b, acc, WIDE: tl.constexpr):
-    """acc + a @ b; WIDE: in float32 throughout."""
-    if WIDE:
-        acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
-    else:
-        acc = tl.dot(a, b, acc)
-    return acc

@@ -22,11 +22,10 @@ from tokenmill.kernels.triton.attention.paging import (
     path_of,
     path_parts,
     place_of,
-    product,
     reach,
 )
 from tokenmill.kernels.triton.attention.stored import kinds_of, scale_strides, scales_of, spot_in, widened
-from tokenmill.kernels.triton.common import INTERPRETED, asynchronous, begin, pow2, shared_memory, wait
+from tokenmill.kernels.triton.common import INTERPRETED, asynchronous, begin, pow2, product, shared_memory, wait
 
 
 @triton.jit

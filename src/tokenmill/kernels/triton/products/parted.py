@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.kernels.triton.attention.paging import product
-from tokenmill.kernels.triton.common import INTERPRETED, begin, wait
+from tokenmill.kernels.triton.common import INTERPRETED, begin, product, wait
 
 _LEAST = 64 if INTERPRETED else 1024
 """Rows below which torch is as fast (measured on an H200)."""
