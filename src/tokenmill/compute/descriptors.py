@@ -228,7 +228,8 @@ class DeltaSpec:
 @dataclass(slots=True)
 class SpaceSpec:
     """One state-space layer (Mamba-2). Every group of b and c serves heads / groups heads; rate, shift and skip [H] are
-    float32. A token's pace is kept between low and high; factor: of what it is made of."""
+    float32. A token's pace is kept between low and high; factor: of what it is made of; gain: of
+    the result."""
 
     heads: int
     head_dim: int
@@ -240,6 +241,7 @@ class SpaceSpec:
     low: float = 0.0
     high: float = math.inf
     factor: float = 1.0
+    gain: float = 1.0
 
 
 @dataclass(slots=True)

@@ -104,7 +104,8 @@ def state_space_(inputs: Sequence[Tensor], spec: SpaceSpec, state: Tensor, ctx: 
     """A state space with one decay a head: mixed [T, (x | b | c)], rates [T, H] -> [T, H * P], computed in float32.
 
     Of each head's matrix S [N, P] (state [R + 1, H, N, P]), with pace = softplus(spec.factor rates + spec.shift) held
-    between spec.low and spec.high: S = exp(-spec.rate pace) S + b (pace x);  out = c S + spec.skip x.
+    between spec.low and spec.high: S = exp(-spec.rate pace) S + b (pace x);
+    out = spec.gain (c S + spec.skip x).
     """
     mixed, rates = inputs
     width, keys = spec.heads * spec.head_dim, spec.groups * spec.keys
@@ -123,7 +124,7 @@ def state_space_(inputs: Sequence[Tensor], spec: SpaceSpec, state: Tensor, ctx: 
             out[t] += (s * c[t][:, :, None]).sum(1)
             if place >= 0:
                 state[place] = s
-    return out.flatten(1).to(mixed.dtype)
+    return (out.flatten(1) * spec.gain).to(mixed.dtype)
 
 
 def selective_scan_(inputs: Sequence[Tensor], spec: ScanSpec, state: Tensor, ctx: ForwardContext) -> Tensor:

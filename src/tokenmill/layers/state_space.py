@@ -77,6 +77,8 @@ class Around:
     gate_first: bool = True
     eps: float = 1e-5
     factors: tuple[float, float, float, float, float] = (1.0,) * 5
+    gain: float = 1.0
+    """Of what the state space gives; not with a norm, which would not see it."""
 
 
 class Convolution:
@@ -128,7 +130,17 @@ class StateSpace(Projected):
         self.around = around
         self.heads = mine = heads.of(b.group.size)
         self.spec = SpaceSpec(
-            mine.heads, mine.dim, mine.groups, mine.keys, rate.exp(), shift, skip, mine.low, mine.high, pace
+            mine.heads,
+            mine.dim,
+            mine.groups,
+            mine.keys,
+            rate.exp(),
+            shift,
+            skip,
+            mine.low,
+            mine.high,
+            pace,
+            around.gain,
         )
         self.spans = around.norm > mine.width
         """A norm sees heads of several ranks together."""

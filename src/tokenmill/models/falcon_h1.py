@@ -3,7 +3,8 @@
 None of them takes an operation of its own. That of the state space's gate is one of the norm before it, which
 attention reads, too: factors on what attention reads are factors of its scores and of what it gives. Those of the other
 inputs of the state space stand in its convolution and its paces. That of the feed-forward layer's gate is one of the
-norm before it, and of what leaves. The stream is divided by the factor of what leaves the state space.
+norm before it, and of what leaves. The factor of what leaves the state space is one of its result, and the stream is
+divided by that of attention; or the stream is divided by the first, if the result is normed.
 """
 
 from __future__ import annotations
@@ -70,15 +71,17 @@ def build(c: ModelConfig, b: Build) -> Decoder:
         c.get("attention_out_multiplier", float, 1.0) * entering.left,
         down / gate if absorbed else down,
     )
-    unit = as_unit(b, leaving[0])
-    factors = leaving[0] / unit, leaving[1] / unit, leaving[2] / unit
+    normed = c.get("mamba_rms_norm", bool, False)
+    gains = not normed and leaving[0] != 0.0 and not c.get(KEYS.out_bias, bool, False) and b.adapters is None
+    unit = as_unit(b, leaving[1] if gains else leaving[0])
+    gain = leaving[0] / unit if gains else 1.0
+    factors = leaving[0] / unit / gain, leaving[1] / unit, leaving[2] / unit
     first, second = rms(c, "input_layernorm", unit=unit), rms(c, "pre_ff_layernorm", unit=unit)
 
     def layer(body: Build, index: int) -> SideBySide:
         at = body.at(f"layers.{index}")
         tell_divisors(at, entering)
-        normed = c.get("mamba_rms_norm", bool, False)
-        space = make_space(c, at.at("mamba"), KEYS, norm=normed, factors=entering.parts)
+        block = make_space(c, at.at("mamba"), KEYS, norm=normed, factors=entering.parts, gain=gain)
         inside = at.at("self_attn")
         spec = attention_spec(b, heads, scale=scale, rope=make_rope(b, rope))
         output = RowLinear(inside, heads.width, sizes.hidden, "o_proj")
@@ -88,7 +91,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
             feed = MLP(feed.up, feed.output, act, by_hand=_with_factor(gate, act))
         # With the gate's factor the other half of the product is as much larger, too.
         norms = times(first(at), entering.norm), times(second(at), gate if absorbed else 1.0)
-        return SideBySide(space, attention, feed, norms, factors)
+        return SideBySide(block, attention, feed, norms, factors)
 
     ends = Ends(
         norm=rms(c, "final_layernorm", unit=unit),

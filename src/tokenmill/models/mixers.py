@@ -89,8 +89,9 @@ def make_space(
     *,
     norm: bool = True,
     factors: tuple[float, float, float, float, float] = (1.0,) * 5,
+    gain: float = 1.0,
 ) -> StateSpace:
-    """Make a Mamba-2 block. norm False: it has only the gate."""
+    """Make a Mamba-2 block. norm False: it has only the gate. factors, gain: see Around."""
     heads = space_heads(c, names)
     around = Around(
         bias=c.get(names.bias, bool, False),
@@ -100,6 +101,7 @@ def make_space(
         gate_first=not c.get("mamba_norm_before_gate", bool, False),
         eps=c.get(names.eps, float, 1e-5, low=0.0),
         factors=factors,
+        gain=gain,
     )
     return StateSpace(at, c.need("hidden_size", int), heads, around)
 

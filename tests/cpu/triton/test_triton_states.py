@@ -172,7 +172,18 @@ def test_state_space(shape, fast, steady):
     """Token by token, and in chunks; fast: a state is all but gone after a few tokens."""
     heads, dim, groups, keys = shape
     rate, shift, skip = torch.rand(3, heads)
-    spec = SpaceSpec(heads, dim, groups, keys, rate * (80 if fast else 1), shift, skip, 0.2, 0.9, 1.0 if fast else 1.3)
+    spec = SpaceSpec(
+        heads,
+        dim,
+        groups,
+        keys,
+        rate * (80 if fast else 1),
+        shift,
+        skip,
+        0.2,
+        0.9,
+        *((1.0, 1.0) if fast else (1.3, 0.7)),
+    )
     given = [torch.randn(sum(n for _, n in grants), heads * dim + 2 * groups * keys + heads) for grants in STEPS]
 
     def compute(kernels):

@@ -109,7 +109,7 @@ def state_space_(inputs: Sequence[Tensor], spec: SpaceSpec, state: Tensor, ctx: 
     sizes = spec.heads, spec.head_dim, spec.groups, spec.keys
     strides, bounds = (mixed.stride(0), rates.stride(0)), (spec.low, spec.high)
     _native.state_space(tensors, fixed, sizes, strides, bounds, kind, step_of(ctx, state.shape[0]))
-    return out
+    return out if spec.gain == 1.0 else out * spec.gain
 
 
 def selective_scan_(inputs: Sequence[Tensor], spec: ScanSpec, state: Tensor, ctx: ForwardContext) -> Tensor | None:

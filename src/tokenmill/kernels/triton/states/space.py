@@ -34,7 +34,7 @@ def _space_token(s, keys, values, paces, rate, factor, shift, low, high, real_n,
 @triton.jit
 def _space_kernel(
     mixed_ptr, pace_ptr, rate_ptr, shift_ptr, skip_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr,
-    mixed_stride, pace_stride, factor, low, high, LEFT: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
+    mixed_stride, pace_stride, factor, low, high, gain, LEFT: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
     G: tl.constexpr, N: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
@@ -58,12 +58,12 @@ def _space_kernel(
             s, c, x = _space_token(s, keys, values, paces, rate, factor, shift, low, high, real_n, real_p, G * N)
             tl.store(places + row * size, s, mask=inside)
             y = tl.sum(s * c[:, None], axis=0) + skip * x
-            tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real_p)
+            tl.store(out, (y * gain).to(out_ptr.dtype.element_ty), mask=real_p)
         else:
             for t in range(count):
                 s, c, x = _space_token(s, keys, values, paces, rate, factor, shift, low, high, real_n, real_p, G * N)
                 y = tl.sum(s * c[:, None], axis=0) + skip * x
-                tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real_p)
+                tl.store(out, (y * gain).to(out_ptr.dtype.element_ty), mask=real_p)
                 keys, values, paces, out = keys + mixed_stride, values + mixed_stride, paces + pace_stride, out + H * P
                 if LEFT:
                     left = tl.load(left_ptr + first + t)
@@ -93,8 +93,9 @@ def state_space_(
     _space_kernel[grid](
         mixed, rates, spec.rate, spec.shift, spec.skip, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions,
         ctx.rows.left, mixed.stride(0), rates.stride(0), float(spec.factor), float(spec.low),
-        min(float(spec.high), HIGHEST), LEFT=ctx.rows.left is not None, H=spec.heads, P=spec.head_dim, G=spec.groups,
-        N=spec.keys, BN=pow2(spec.keys), BP=columns, MOST=1 if one else most, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        min(float(spec.high), HIGHEST), float(spec.gain), LEFT=ctx.rows.left is not None, H=spec.heads,
+        P=spec.head_dim, G=spec.groups, N=spec.keys, BN=pow2(spec.keys), BP=columns, MOST=1 if one else most, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
 
 

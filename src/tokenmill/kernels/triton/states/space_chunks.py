@@ -29,8 +29,9 @@ SIZE = 64
 @triton.jit
 def _chunked_space_kernel(
     mixed_ptr, pace_ptr, rate_ptr, shift_ptr, skip_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr,
-    mixed_stride, pace_stride, factor, low, high, LEFT: tl.constexpr, H: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
-    N: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, SIZE: tl.constexpr, SHORT: tl.constexpr, EXACT: tl.constexpr,
+    mixed_stride, pace_stride, factor, low, high, gain, LEFT: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
+    G: tl.constexpr, N: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, SIZE: tl.constexpr, SHORT: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     head, sequence = tl.program_id(1), tl.program_id(2)
     first = tl.load(start_ptr + sequence)
@@ -65,7 +66,7 @@ def _chunked_space_kernel(
             y = product(c, s.to(kind), EXACT) * tl.exp(sums)[:, None]
             y += product(shares.to(kind), written.to(kind), EXACT) + skip * x
             out = out_ptr + (token[:, None] * H + head) * P + p[None, :]
-            tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & real_p[None, :])
+            tl.store(out, (y * gain).to(out_ptr.dtype.element_ty), mask=real[:, None] & real_p[None, :])
             kept = (written * tl.exp(last - sums)[:, None]).to(kind)
             s = s * tl.exp(last) + product(tl.trans(b), kept, EXACT)
         if LEFT:
@@ -92,8 +93,8 @@ def chunked_space_(
     _chunked_space_kernel[grid](
         mixed, rates, spec.rate, spec.shift, spec.skip, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions,
         ctx.rows.left, mixed.stride(0), rates.stride(0), float(spec.factor), float(spec.low),
-        min(float(spec.high), HIGHEST), LEFT=ctx.rows.left is not None, H=spec.heads, P=spec.head_dim, G=spec.groups,
-        N=spec.keys, BN=rows, BP=columns,
+        min(float(spec.high), HIGHEST), float(spec.gain), LEFT=ctx.rows.left is not None, H=spec.heads,
+        P=spec.head_dim, G=spec.groups, N=spec.keys, BN=rows, BP=columns,
         SIZE=SIZE, SHORT=SHORT, EXACT=INTERPRETED or mixed.dtype == torch.float32, num_warps=8 if rows > 128 else 4,
         num_stages=2,
     )  # fmt: skip
