@@ -230,7 +230,7 @@ def prefill_case(
         out = torch.empty(sum(queries), 4096, device="cuda", dtype=BF16)
         pairs = sum(k * n - k * (k - 1) / 2 for n, k in zip(lengths, queries, strict=True))
         if not dense:
-            return [lambda: attend_many(q, out, spec, ctx, pdl=True, config=config)], 0.0, pairs * 4 * 32 * 128
+            return [lambda: attend_many(q, out, spec, ctx, SCRATCH, pdl=True, config=config)], 0.0, pairs * 4 * 32 * 128
         ctx.groups[0].reach = sum(lengths) + 16 * len(lengths)
         assert ctx.groups[0].reach < MOST
         arranged = arrange(ctx, len(q), 4, config[0] if config else 128)

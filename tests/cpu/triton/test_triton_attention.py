@@ -14,7 +14,7 @@ from tests.cpu.triton.triton_attention_helpers import REFERENCE, STEPS, both, ma
 from tests.thinned import covering  # noqa: E402
 
 from tokenmill.compute.forward import NormSpec, Touches  # noqa: E402
-from tokenmill.kernels.triton.attention import decode  # noqa: E402
+from tokenmill.kernels.triton.attention import decode, prefill  # noqa: E402
 from tokenmill.kernels.triton.attention.cascade import attend_shared, common_entries  # noqa: E402
 from tokenmill.kernels.triton.attention.decode import attend_one  # noqa: E402
 from tokenmill.kernels.triton.attention.prefill import fitting  # noqa: E402
@@ -77,6 +77,22 @@ def test_nothing_falls_back(name):
     kernels = TritonKernels()
     list(both(make_spec(**SPECS[name]), STEPS[:2], kernels=kernels))
     assert not any(counted["fallbacks"] for counted in kernels.counters().values())
+
+
+SPREAD = {name: SPECS[name] for name in ("plain", "alone", "odd sizes", "alibi", "heads of 512")}
+SPREAD |= {"wide window": {"window": 90, "sinks": torch.randn(4)}, "wide chunks": {"window": -90}}
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_few_queries_share_many_keys_out(name, monkeypatch):
+    """Several programs have the keys of one tile; the last one joins their parts, and counters are zero again."""
+    steps = [[("a", 150), ("b", 5)], [("a", 4), ("b", 3), ("c", 1)], [("a", 5)], [("c", 2), ("a", 1)]]
+    kernels, own, shared = TritonKernels(), prefill.share_keys, []
+    monkeypatch.setattr(prefill, "share_keys", lambda *given: shared.append(own(*given)) or shared[-1])
+    for found, expected in both(make_spec(**SPREAD[name]), steps, kernels=kernels, drop=False):
+        assert torch.allclose(found, expected, atol=2e-5), (found - expected).abs().max()
+    assert any(splits > 1 for splits, _ in shared)
+    assert not kernels.launch.scratch.counters(torch.device("cpu")).any()
 
 
 def test_queries_alone():

@@ -181,7 +181,7 @@ def test_tiles_of_single_queries_fit_a_grid(monkeypatch: pytest.MonkeyPatch) -> 
     spec = make_spec(heads=70, kv_heads=1)
     ctx = PagedBatch((spec.kv,), REFERENCE).step([("a", 2)])
     q = torch.empty(1, 70, 16).expand(tokens, -1, -1)
-    prefill.attend_many(q, q, spec, ctx, pdl=False, steady=True)
+    prefill.attend_many(q, q, spec, ctx, Scratch(), pdl=False, steady=True)
     keys = torch.empty(1, 64, 16)
     places = torch.zeros(2, dtype=torch.int32), torch.zeros(tokens + 1, dtype=torch.int32)
     gathered.attend_gathered(q, q, spec, ctx, places, gathered.Gathered(keys, keys), pdl=False)

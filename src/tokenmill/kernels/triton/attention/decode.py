@@ -319,7 +319,8 @@ def _decode_kernel(
             last = leave_part(acc, top, total, place, unit, partial, real, v, active, SHAPE.DV)
             if last:
                 acc, top, total = join_all(
-                    origin, CUT.BEFORE + active, unit, partial, row, real, v, SHAPE, CUT
+                    origin, CUT.BEFORE + active, unit, partial, row, real, v,
+                    SHAPE.GROUP, SHAPE.BH, SHAPE.BV, SHAPE.DV, CUT.PARTS_BLOCK,
                 )  # fmt: skip
     if last:
         finish(acc, top, total, query, head, real, v, out_ptr, bends.sink, SHAPE, SEEN.SINKS)

@@ -53,23 +53,24 @@ def leave_part(acc, top, total, place, unit, partial, real, v, active, DV: tl.co
 
 
 @triton.jit
-def join_all(origin, parts, unit, partial, row, real, v, SHAPE: tl.constexpr, CUT: tl.constexpr):
-    """All parts of a sequence and head, in order; the counter is ready for the next launch then."""
+def join_all(
+    origin, parts, unit, partial, row, real, v,
+    STRIDE: tl.constexpr, ROWS: tl.constexpr, BV: tl.constexpr, DV: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """All parts of a unit, in order, up to MOST, STRIDE rows apart; the counter is ready for the next launch then."""
     tl.store(partial.count + unit, 0)
-    every = tl.arange(0, CUT.PARTS_BLOCK)
-    spots = origin + every[:, None] * SHAPE.GROUP + row[None, :]
+    every = tl.arange(0, MOST)
+    spots = origin + every[:, None] * STRIDE + row[None, :]
     there = (every < parts)[:, None] & real[None, :]
     tops = tl.load(partial.top + spots * 2, mask=there, other=FLOOR, cache_modifier=".cg")
     totals = tl.load(partial.top + spots * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
     top = tl.max(tops, axis=0)
     # A part without keys left no values; NaN sums must stay, so ask for zero, not for "greater".
     total = tl.sum(tl.where(totals == 0.0, 0.0, totals * tl.exp2(tops - top[None, :])), axis=0)
-    BH: tl.constexpr = SHAPE.BH
-    BV: tl.constexpr = SHAPE.BV
-    acc = tl.zeros((BH, BV), dtype=tl.float32)
+    acc = tl.zeros((ROWS, BV), dtype=tl.float32)
     for other in tl.range(0, parts, loop_unroll_factor=4):
-        place = origin + other * SHAPE.GROUP + row
-        their_top, _, part = _part(place, partial, real, v, SHAPE.DV, ".cg")
+        place = origin + other * STRIDE + row
+        their_top, _, part = _part(place, partial, real, v, DV, ".cg")
         acc += part * tl.exp2(their_top - top)[:, None]
     return acc, top, total
 

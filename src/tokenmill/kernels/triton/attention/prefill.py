@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan
+from tokenmill.kernels.triton.attention.decode_records import Partial
 from tokenmill.kernels.triton.attention.paging import (
     FLOOR,
     LOG2E,
@@ -24,8 +25,24 @@ from tokenmill.kernels.triton.attention.paging import (
     place_of,
     reach,
 )
+from tokenmill.kernels.triton.attention.partial import join_all, leave_part
 from tokenmill.kernels.triton.attention.stored import kinds_of, scale_strides, scales_of, spot_in, widened
-from tokenmill.kernels.triton.common import INTERPRETED, asynchronous, begin, pow2, product, shared_memory, wait
+from tokenmill.kernels.triton.common import (
+    INTERPRETED,
+    Scratch,
+    asynchronous,
+    begin,
+    multiprocessors,
+    pow2,
+    product,
+    shared_memory,
+    wait,
+)
+
+_PARTS = tl.constexpr(32)
+"""The most programs that share a tile's keys."""
+_LEAST = 1 if INTERPRETED else 2
+"""Tiles of keys that a program has at the least."""
 
 
 @triton.jit
@@ -93,16 +110,17 @@ def _visit(
 @triton.jit(do_not_specialize=["S", "table_stride", "places_stride"])
 def _prefill_kernel(
     q_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, first_ptr, entries_ptr, start_ptr, len_ptr,
-    root_ptr, place_ptr, sink_ptr, slope_ptr, out_ptr,
+    root_ptr, place_ptr, sink_ptr, slope_ptr, out_ptr, partial,
     S, table_stride, places_stride, key_block, key_head, key_row, value_block, value_head, value_row,
     key_scale_block, key_scale_head, key_scale_row, value_scale_block, value_scale_head, value_scale_row,
     scale, softcap, window,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr,
     BQ: tl.constexpr, BG: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     FIRST: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
-    TREE: tl.constexpr, MIXED: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr, WIDE: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    TREE: tl.constexpr, MIXED: tl.constexpr, SPLIT: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr,
+    WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """SPLIT: the second dimension of the grid shares the keys of a tile out; the last one to end joins the parts."""
     begin(PDL)
     kv_head, tile = head_and_tile(H // GROUP)
     wait(PDL)
@@ -153,6 +171,15 @@ def _prefill_kernel(
     elif WINDOW:
         begin_at = tl.maximum(tl.min(query_position - window, axis=0) + 1, 0) // BN * BN
         plain = begin_at
+    active = 1
+    if SPLIT:
+        chunk = tl.cdiv(tl.cdiv(end - begin_at, BN), tl.num_programs(1)) * BN
+        active = tl.cdiv(end - begin_at, chunk)
+        if tl.program_id(1) >= active:
+            return
+        begin_at += tl.program_id(1) * chunk
+        end = tl.minimum(end, begin_at + chunk)
+        plain = tl.minimum(tl.maximum(plain, begin_at), end)
     keys = key_ptr + kv_head.to(tl.int64) * key_head
     values = value_ptr + kv_head.to(tl.int64) * value_head
     key_scales = key_scale_ptr + kv_head.to(tl.int64) * key_scale_head
@@ -162,7 +189,7 @@ def _prefill_kernel(
     total = tl.zeros((BQ * BG,), dtype=tl.float32)
     EVEN: tl.constexpr = D == BD and DV == BV
     if not FIRST and not WINDOW:
-        for at in tl.range(0, plain, BN, num_stages=STAGES):
+        for at in tl.range(begin_at, plain, BN, num_stages=STAGES):
             acc, top, total = _visit(
                 acc, top, total, q, at, keys, values, key_scales, value_scales, table, first, entries, kv_len,
                 path, query_position, slope, real, d, v, n, key_block, key_row, value_block, value_row,
@@ -176,23 +203,34 @@ def _prefill_kernel(
             key_scale_block, key_scale_row, value_scale_block, value_scale_row, scale, softcap, window,
             D, DV, SIZE, FIRST, WINDOW, SOFTCAP, ALIBI, TREE, True, EVEN, K_KIND, V_KIND, WIDE,
         )  # fmt: skip
-    if SINKS:
-        sink = tl.load(sink_ptr + head, mask=real, other=FLOOR).to(tl.float32) * LOG2E
-        new_top = tl.maximum(top, sink)
-        total = total * tl.exp2(top - new_top) + tl.exp2(sink - new_top)
-        acc = acc * tl.exp2(top - new_top)[:, None]
-    y = acc / tl.where(real, total, 1.0)[:, None]
-    place = out_ptr + token[:, None] * (H * DV) + head[:, None] * DV + v[None, :]
-    tl.store(place, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & (v < DV)[None, :])
+    joins = True
+    if SPLIT:
+        if active > 1:
+            unit = tl.program_id(0)
+            ROWS: tl.constexpr = BQ * BG
+            origin = unit.to(tl.int64) * tl.num_programs(1) * ROWS
+            mine = origin + tl.program_id(1) * ROWS + row
+            joins = leave_part(acc, top, total, mine, unit, partial, real, v, active, DV)
+            if joins:
+                acc, top, total = join_all(origin, active, unit, partial, row, real, v, ROWS, ROWS, BV, DV, _PARTS)
+    if joins:
+        if SINKS:
+            sink = tl.load(sink_ptr + head, mask=real, other=FLOOR).to(tl.float32) * LOG2E
+            new_top = tl.maximum(top, sink)
+            total = total * tl.exp2(top - new_top) + tl.exp2(sink - new_top)
+            acc = acc * tl.exp2(top - new_top)[:, None]
+        y = acc / tl.where(real, total, 1.0)[:, None]
+        place = out_ptr + token[:, None] * (H * DV) + head[:, None] * DV + v[None, :]
+        tl.store(place, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & (v < DV)[None, :])
 
 
 def attend_many(
-    q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, *,
+    q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, scratch: Scratch, *,
     pdl: bool, mixed: bool = False, steady: bool = False, config: tuple[int, int, int, int] | None = None,
 ) -> None:  # fmt: skip
     """q [T, H, Dk] -> out [T, H * Dv]; mixed: leave sequences with one new token alone.
 
-    steady: one shape of tile whatever the batch. config (rows, BN, warps, stages)."""
+    steady: one shape of tile whatever the batch, and nothing is split. config (rows, BN, warps, stages)."""
     kv, plan = ctx.kv[spec.layer], ctx.groups[spec.group]
     seqs, heads = plan.tables.shape[0], spec.kv.heads
     roots, places, apart = path_parts(None if mixed else plan.paths)  # a node has one new token
@@ -204,18 +242,43 @@ def attend_many(
     packed = pow2(group)
     block_q = max(1, (rows if steady else max(16, min(rows, pow2(ctx.max_query) * packed))) // packed)
     tiles = q.shape[0] // block_q + seqs
-    _prefill_kernel[(heads * tiles,)](
+    splits, partial = 1, None
+    if not steady and plan.first is None:
+        splits, partial = share_keys(heads * tiles, block_q * packed, block_n, spec, ctx, scratch)
+    _prefill_kernel[(heads * tiles, splits)](
         q, kv.key, kv.value, *scales_of(kv), plan.tables, plan.first, plan.entries,
-        ctx.query_start, ctx.kv_len, roots, places, spec.sinks, spec.alibi, out,
+        ctx.query_start, ctx.kv_len, roots, places, spec.sinks, spec.alibi, out, partial,
         seqs, plan.tables.stride(0), apart, *kv.key.stride()[:3], *kv.value.stride()[:3],
         *scale_strides(kv), spec.scale, spec.softcap, spec.window,
         H=spec.heads, GROUP=group, D=spec.kv.key_dim, DV=spec.kv.value_dim, SIZE=ctx.block_size,
         BQ=block_q, BG=packed, BN=block_n, BD=max(16, pow2(spec.kv.key_dim)), BV=max(16, pow2(spec.kv.value_dim)),
         FIRST=plan.first is not None, WINDOW=spec.window != 0, SOFTCAP=spec.softcap > 0,
         SINKS=spec.sinks is not None, ALIBI=spec.alibi is not None, TREE=roots is not None, MIXED=mixed,
-        **kinds_of(kv), WIDE=INTERPRETED or q.dtype == torch.float32,
+        SPLIT=splits > 1, **kinds_of(kv), WIDE=INTERPRETED or q.dtype == torch.float32,
         STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
+
+
+def share_keys(
+    units: int, rows: int, block_n: int, spec: AttentionSpec, ctx: ForwardContext, scratch: Scratch
+) -> tuple[int, Partial | None]:
+    """How many programs share the keys of each of so many tiles of rows, and where they leave their parts. A few new
+    tokens after many others, as drafts or a next question are, would have most multiprocessors wait else."""
+    device, plan = ctx.kv_len.device, ctx.groups[spec.group]
+    longest = plan.tables.shape[1] * ctx.block_size
+    if spec.window > 0:
+        longest = min(longest, spec.window + ctx.max_query)
+    elif spec.window < 0:
+        longest = min(longest, -spec.window)
+    room = scratch.floats // (units * rows * (spec.kv.value_dim + 2))
+    places = 4 * units if INTERPRETED else multiprocessors()
+    splits = 1
+    while 2 * splits <= min(_PARTS.value, places // units, room, longest // (_LEAST * block_n)):
+        splits *= 2
+    if splits == 1 or units > scratch.num_counters:
+        return 1, None
+    partial = scratch.partial(device)
+    return splits, Partial(partial, partial[units * splits * rows * spec.kv.value_dim :], scratch.counters(device))
 
 
 def fitting(

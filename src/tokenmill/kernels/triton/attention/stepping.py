@@ -37,7 +37,7 @@ class Stepping:
         """Contiguous q [T, H, Dk] against the pages -> out [T, H * Dv]."""
         seqs = ctx.kv_len.shape[0]
         if self.launch.steady or not can_pair(ctx.kv[spec.layer]):
-            attend_many(q, out, spec, ctx, pdl=self.launch.pdl, steady=self.launch.steady)
+            attend_many(q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, steady=self.launch.steady)
             return
         if ctx.max_query == 1:
             self._attend_one(q, out, spec, ctx)
@@ -53,8 +53,9 @@ class Stepping:
             attend_long(q, out, spec, ctx, arranged, gathered, pdl=self.launch.pdl, hopper=self.launch.hopper)
         else:
             attend_many(
-                q, out, spec, ctx, pdl=self.launch.pdl, mixed=True, config=(64, 32, 4, 2) if self.launch.small else None
-            )
+                q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, mixed=True,
+                config=(64, 32, 4, 2) if self.launch.small else None,
+            )  # fmt: skip
         if mixed:
             attend_one(q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, mixed=True)
 
