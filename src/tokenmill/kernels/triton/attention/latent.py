@@ -22,6 +22,7 @@ from tokenmill.kernels.triton.attention.paging import (
     path_parts,
     place_of,
 )
+from tokenmill.kernels.triton.attention.partial import PARTS, join_all, leave_part, parts_of
 from tokenmill.kernels.triton.attention.prepare import Way, mates, rotated
 from tokenmill.kernels.triton.attention.stored import (
     can_store,
@@ -150,19 +151,18 @@ def _prepare(
 
 @triton.jit(do_not_specialize=["S", "table_stride", "places_stride"])
 def _latent_kernel(
-    q_ptr, key_ptr, scale_ptr, table_ptr, start_ptr, len_ptr, root_ptr, place_ptr, chosen_ptr, out_ptr,
-    part_ptr, top_ptr, count_ptr,
+    q_ptr, key_ptr, scale_ptr, table_ptr, start_ptr, len_ptr, root_ptr, place_ptr, chosen_ptr, out_ptr, partial,
     S, table_stride, places_stride, key_block, key_row, scale_block, scale_row, scale,
     H: tl.constexpr, L: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr,
     BQ: tl.constexpr, BH: tl.constexpr, BN: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr,
-    SPLITS: tl.constexpr, TREE: tl.constexpr, CHOSEN: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr,
+    SPLIT: tl.constexpr, TREE: tl.constexpr, CHOSEN: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """CHOSEN: each token sees the keys of a list of so many positions; 0: all up to its own."""
+    """SPLIT: the second dimension of the grid shares the vectors of a tile out; the last one to end joins the parts.
+    CHOSEN: each token sees the keys of a list of so many positions; 0: all up to its own."""
     begin(PDL)
     HEAD_TILES: tl.constexpr = (H + BH - 1) // BH
     head_tile, tile = head_and_tile(HEAD_TILES)
-    split = tl.program_id(1)
     wait(PDL)
     seq = tile
     local = 0
@@ -189,10 +189,16 @@ def _latent_kernel(
     if CHOSEN > 0:
         end = tl.minimum(end, CHOSEN)
         chosen = chosen_ptr + (start + local).to(tl.int64) * CHOSEN
-    chunk = tl.cdiv(tl.cdiv(end, BN), SPLITS) * BN
-    active = tl.cdiv(end, chunk)
-    first = split * chunk
-    last = tl.minimum(first + chunk, end)
+    first = 0
+    last = end
+    active = 1
+    if SPLIT:
+        chunk = tl.cdiv(tl.cdiv(end, BN), tl.num_programs(1)) * BN
+        active = tl.cdiv(end, chunk)
+        first = tl.program_id(1) * chunk
+        last = tl.minimum(first + chunk, end)
+        if first >= end:
+            return
     table = table_ptr + seq.to(tl.int64) * table_stride
     path = (0, 0)
     if TREE:
@@ -235,39 +241,15 @@ def _latent_kernel(
         acc = product(p.to(q.dtype), k, acc * shrink[:, None], WIDE)
         top = new_top
     joins = True
-    if SPLITS > 1:
-        # Parts of one sequence and head tile lie together: [SPLITS, BH, L], their maxima and sums beside them.
-        unit = tile * HEAD_TILES + head_tile
-        spots = (unit.to(tl.int64) * SPLITS + split) * BH + row
+    if SPLIT:
         if active > 1:
-            if split < active:
-                tl.store(
-                    part_ptr + spots[:, None] * L + low_d[None, :], acc, mask=(low_d < L)[None, :], cache_modifier=".cg"
-                )
-                tl.store(top_ptr + spots * 2, top, cache_modifier=".cg")
-                tl.store(top_ptr + spots * 2 + 1, total, cache_modifier=".cg")
-            tl.debug_barrier()
-            joins = tl.atomic_add(count_ptr + unit, 1, sem="acq_rel") == SPLITS - 1
+            unit = tl.program_id(0)
+            ROWS: tl.constexpr = BQ * BH
+            origin = unit.to(tl.int64) * tl.num_programs(1) * ROWS
+            mine = origin + tl.program_id(1) * ROWS + row
+            joins = leave_part(acc, top, total, mine, unit, partial, real, low_d, active, L)
             if joins:
-                tl.store(count_ptr + unit, 0)
-                acc = tl.zeros((BQ * BH, BL), dtype=tl.float32)
-                top = tl.full((BQ * BH,), FLOOR, dtype=tl.float32)
-                total = tl.zeros((BQ * BH,), dtype=tl.float32)
-                for other in range(0, active):
-                    spots = (unit.to(tl.int64) * SPLITS + other) * BH + row
-                    part = tl.load(
-                        part_ptr + spots[:, None] * L + low_d[None, :], mask=(low_d < L)[None, :], other=0.0,
-                        cache_modifier=".cg",
-                    )  # fmt: skip
-                    their_top = tl.load(top_ptr + spots * 2, cache_modifier=".cg")
-                    theirs = tl.load(top_ptr + spots * 2 + 1, cache_modifier=".cg")
-                    new_top = tl.maximum(top, their_top)
-                    old, new = tl.exp2(top - new_top), tl.exp2(their_top - new_top)
-                    acc = acc * old[:, None] + part * new[:, None]
-                    total = total * old + theirs * new
-                    top = new_top
-        else:
-            joins = split == 0
+                acc, top, total = join_all(origin, active, unit, partial, row, real, low_d, ROWS, ROWS, BL, L, PARTS)
     if joins:
         y = acc / tl.where(real, total, 1.0)[:, None]
         target = out_ptr + ((start + query).to(tl.int64) * H + head)[:, None] * L + low_d[None, :]
@@ -294,22 +276,21 @@ def attend_vectors(
     )
     block_h = max(16, min(rows, pow2(heads))) if one else min(rows // 2, pow2(heads))
     block_q = 1 if one else max(2, 16 // block_h, rows // block_h)
-    if not one or whole:
-        splits = 1
     tiles = units if one else q.shape[0] // block_q + seqs
     head_tiles = triton.cdiv(heads, block_h)
-    room = scratch.floats // (units * head_tiles * block_h * (latent + 2))
-    splits = max(1, min(splits, room)) if units * head_tiles <= scratch.num_counters else 1
-    partial = scratch.partial(q.device)
-    tops = partial[units * head_tiles * block_h * splits * latent :] if splits > 1 else partial
+    if not one:
+        splits = 1 if whole else _splits(tiles * head_tiles, longest)
+    room = scratch.floats // (tiles * head_tiles * block_q * block_h * (latent + 2))
+    splits = max(1, min(splits, room)) if tiles * head_tiles <= scratch.num_counters else 1
+    partial = parts_of(scratch, splits * tiles * head_tiles * block_q * block_h * latent, q.device)
     roots, places, apart = path_parts(plan.paths)
     _latent_kernel[(head_tiles * tiles, splits)](
-        q, kv.key, scales_of(kv)[0], plan.tables, ctx.query_start, ctx.kv_len, roots, places, keys, out, partial, tops,
-        scratch.counters(q.device), seqs, plan.tables.stride(0), apart,
+        q, kv.key, scales_of(kv)[0], plan.tables, ctx.query_start, ctx.kv_len, roots, places, keys, out, partial,
+        seqs, plan.tables.stride(0), apart,
         kv.key.stride(0), kv.key.stride(2), scales[0], scales[2], spec.scale,
         H=heads, L=latent, R=spec.kv.key_dim - latent, SIZE=ctx.block_size,
         BQ=block_q, BH=block_h, BN=block_n, BL=max(16, pow2(latent)), BR=max(16, pow2(spec.kv.key_dim - latent)),
-        SPLITS=splits, TREE=roots is not None, CHOSEN=0 if keys is None else keys.shape[1], KIND=kind,
+        SPLIT=splits > 1, TREE=roots is not None, CHOSEN=0 if keys is None else keys.shape[1], KIND=kind,
         WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
 
@@ -336,8 +317,15 @@ def latent_config(
         rows *= 2
     while block_n > 16 and not fits():
         rows, block_n = (rows // 2, block_n) if rows > 16 else (rows, block_n // 2)
-    units = seqs * triton.cdiv(spec.heads, rows)
-    splits = 1
-    while splits < 32 and splits * 2 * units <= places and splits * 2 * 64 <= longest:
-        splits *= 2
+    splits = _splits(seqs * triton.cdiv(spec.heads, rows), longest)
     return rows, block_n, splits, 8 if rows == 64 or block_n == 64 else 4, 2
+
+
+def _splits(units: int, longest: int) -> int:
+    """How many programs share the vectors of each of so many tiles of rows."""
+    if INTERPRETED:
+        return 2
+    splits = 1
+    while 2 * splits <= min(PARTS.value, multiprocessors() // units, longest // 64):
+        splits *= 2
+    return splits

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
+from tokenmill.kernels.triton.attention.decode_records import Partial
 from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E
+from tokenmill.kernels.triton.common import Scratch
+
+PARTS = tl.constexpr(32)
+"""The most programs that share the keys of several queries."""
+
+
+def parts_of(scratch: Scratch, values: int, device: torch.device) -> Partial:
+    """Where so many values of parts may lie, their tops and sums behind them."""
+    partial = scratch.partial(device)
+    return Partial(partial, partial[values:], scratch.counters(device))
 
 
 @triton.jit

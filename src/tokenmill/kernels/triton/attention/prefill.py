@@ -25,7 +25,7 @@ from tokenmill.kernels.triton.attention.paging import (
     place_of,
     reach,
 )
-from tokenmill.kernels.triton.attention.partial import join_all, leave_part
+from tokenmill.kernels.triton.attention.partial import PARTS, join_all, leave_part, parts_of
 from tokenmill.kernels.triton.attention.stored import kinds_of, scale_strides, scales_of, spot_in, widened
 from tokenmill.kernels.triton.common import (
     INTERPRETED,
@@ -39,8 +39,6 @@ from tokenmill.kernels.triton.common import (
     wait,
 )
 
-_PARTS = tl.constexpr(32)
-"""The most programs that share a tile's keys."""
 _LEAST = 1 if INTERPRETED else 2
 """Tiles of keys that a program has at the least."""
 
@@ -212,7 +210,7 @@ def _prefill_kernel(
             mine = origin + tl.program_id(1) * ROWS + row
             joins = leave_part(acc, top, total, mine, unit, partial, real, v, active, DV)
             if joins:
-                acc, top, total = join_all(origin, active, unit, partial, row, real, v, ROWS, ROWS, BV, DV, _PARTS)
+                acc, top, total = join_all(origin, active, unit, partial, row, real, v, ROWS, ROWS, BV, DV, PARTS)
     if joins:
         if SINKS:
             sink = tl.load(sink_ptr + head, mask=real, other=FLOOR).to(tl.float32) * LOG2E
@@ -264,7 +262,7 @@ def share_keys(
 ) -> tuple[int, Partial | None]:
     """How many programs share the keys of each of so many tiles of rows, and where they leave their parts. A few new
     tokens after many others, as drafts or a next question are, would have most multiprocessors wait else."""
-    device, plan = ctx.kv_len.device, ctx.groups[spec.group]
+    plan = ctx.groups[spec.group]
     longest = plan.tables.shape[1] * ctx.block_size
     if spec.window > 0:
         longest = min(longest, spec.window + ctx.max_query)
@@ -273,12 +271,11 @@ def share_keys(
     room = scratch.floats // (units * rows * (spec.kv.value_dim + 2))
     places = 4 * units if INTERPRETED else multiprocessors()
     splits = 1
-    while 2 * splits <= min(_PARTS.value, places // units, room, longest // (_LEAST * block_n)):
+    while 2 * splits <= min(PARTS.value, places // units, room, longest // (_LEAST * block_n)):
         splits *= 2
     if splits == 1 or units > scratch.num_counters:
         return 1, None
-    partial = scratch.partial(device)
-    return splits, Partial(partial, partial[units * splits * rows * spec.kv.value_dim :], scratch.counters(device))
+    return splits, parts_of(scratch, units * splits * rows * spec.kv.value_dim, ctx.kv_len.device)
 
 
 def fitting(
