@@ -165,7 +165,8 @@ class RopeSpec:
 @dataclass(slots=True)
 class Touches:
     """What is done to the heads of new queries, keys and values besides their rotation: norms of each head (or of all
-    together), before the rotation or (late) behind it; last, queries are multiplied by temper[position] (float32).
+    together), before the rotation or (late) behind it; behind norms that come first, every number is clipped at +-clip;
+    last, queries are multiplied by temper[position] (float32), and values by `factor`.
 
     values: "own": they lie behind the keys. "keys": there are none; they are the keys as the product made them, before
     norm and rotation. "stored": there are queries alone, which read what another layer has stored."""
@@ -176,6 +177,8 @@ class Touches:
     late: bool = False
     temper: Tensor | None = None
     values: Literal["own", "keys", "stored"] = "own"
+    clip: float = 0.0
+    factor: float = 1.0
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenmill.compute.forward import NormSpec, RopeSpec
+from tokenmill.compute.forward import NormSpec, RopeSpec, Touches
 from tokenmill.kernels import row_stable
 
 
@@ -70,15 +70,16 @@ def gate(x: Tensor, act: str, by: Tensor) -> Tensor:
 
 
 def prepare_heads(
-    x: Tensor, width: int, spec: NormSpec | None, rope: RopeSpec | None, positions: Tensor, *, late: bool = False
+    x: Tensor, width: int, spec: NormSpec | None, rope: RopeSpec | None, positions: Tensor, touches: Touches
 ) -> Tensor:
-    """x [T, heads * width] -> [T, heads, width], normed (per head, or whole if the weight is that long) and rotated;
-    late: rotated and normed."""
-    if late and rope is not None:
+    """x [T, heads * width] -> [T, heads, width], normed (per head, or whole if the weight is that long), clipped and
+    rotated; late: rotated and normed."""
+    if touches.late and rope is not None:
         x, rope = rotate(x.reshape(x.shape[0], -1, width), rope, positions), None
     if spec is not None:
         x = norm(x.reshape(x.shape[0], -1, spec.weight.shape[-1]), spec)
     x = x.reshape(x.shape[0], -1, width)
+    x = x.clamp(-touches.clip, touches.clip) if touches.clip else x
     return x if rope is None else rotate(x, rope, positions)
 
 

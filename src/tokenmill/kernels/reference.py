@@ -229,7 +229,7 @@ class ReferenceKernels:
         at, past = spec.heads * width, (spec.heads + heads) * width
 
         def prepared(x: Tensor, norm: NormSpec | None) -> Tensor:
-            return pointwise.prepare_heads(x, width, norm, spec.rope, ctx.positions, late=touches.late)
+            return pointwise.prepare_heads(x, width, norm, spec.rope, ctx.positions, touches)
 
         q = pointwise.tempered(prepared(qkv[:, :at], touches.q_norm), touches.temper, ctx.positions)
         if touches.values == "stored":
@@ -237,7 +237,8 @@ class ReferenceKernels:
         k, v = prepared(qkv[:, at:past], touches.k_norm), None
         if spec.kv.kind != "latent":
             values = qkv[:, at:past] if touches.values == "keys" else qkv[:, past:]
-            v = pointwise.prepare_heads(values, spec.kv.value_dim, touches.v_norm, None, ctx.positions)
+            v = pointwise.prepare_heads(values, spec.kv.value_dim, touches.v_norm, None, ctx.positions, touches)
+            v = v if touches.factor == 1.0 else v * touches.factor
         kv, slots = ctx.kv[spec.layer], ctx.groups[spec.group].slots.long()
         block, offset = slots // ctx.block_size, slots % ctx.block_size
         stored_kv.store(kv, block, offset, k, v)

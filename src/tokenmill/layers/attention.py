@@ -5,7 +5,6 @@ Knows nothing of families: they say how heads are shaped, scaled, rotated and na
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,6 @@ from tokenmill.core.errors import ModelError
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, GatedColumnLinear, RowLinear, Rows
-from tokenmill.layers.qkv_touches import Touch
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +84,12 @@ def local_heads(b: Build, values: Tensor) -> Tensor:
     return values.chunk(b.group.size)[b.group.rank].contiguous()
 
 
+def temperatures(count: int, beta: float, span: float, offset: float) -> Tensor:
+    """1 + beta * log(1 + floor((position + offset) / span)) [count] in float32."""
+    positions = torch.arange(count, dtype=torch.float64)
+    return (1.0 + beta * torch.log1p(torch.floor((positions + offset) / span))).float()
+
+
 def alibi_slopes(heads: int) -> Tensor:
     """One slope for each head [H]: a geometric series if H is a power of two, otherwise interleaved with the next
     series."""
@@ -143,17 +147,15 @@ class Attention(Projected):
         output: RowLinear,
         spec: AttentionSpec,
         *,
-        touches: Sequence[Touch] = (),
         within: NormSpec | None = None,
         gate: ColumnLinear | None = None,
         gate_act: GateAct = "sigmoid",
     ) -> None:
-        """touches: what is done to qkv before it is prepared. within: a norm before the output projection. gate: its
+        """within: a norm before the output projection. gate: its
         sigmoid (or softplus) multiplies the output of attention, by column or by head."""
         self.qkv = qkv
         self.output = output
         self.spec = spec
-        self.touches = tuple(touches)
         self.within = within
         self.gate = gate
         self.gate_act = gate_act
@@ -162,8 +164,6 @@ class Attention(Projected):
         """Attention of norm(x), before the output matrix; x [T, hidden]."""
         qkv = self.qkv.weight.matmul(x, ctx, norm=norm)
         gate = None if self.gate is None else self.gate.weight.matmul(x, ctx, norm=norm)
-        for touch in self.touches:
-            qkv = touch(qkv, ctx)
         mixed = ctx.kernels.attend(qkv, self.spec, ctx)
         if gate is not None:
             mixed = ctx.kernels.activate(mixed, self.gate_act, gate)

@@ -125,8 +125,6 @@ class Extra:
     """The row order of a fused matrix: heads -> rows of [q | k | v]."""
     clip: str = ""
     """The config key of the value at which queries, keys and values are clipped."""
-    late: bool = False
-    """They are clipped after norms of whole rows."""
     temper: Callable[[Any], positions.Temper | None] | None = None
     """Queries are multiplied by a number for each position."""
     within: str = ""

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from tokenmill.compute.adapters import Forms
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, Touches
+from tokenmill.layers.attention import temperatures
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
-from tokenmill.layers.qkv_touches import temperatures
 from tokenmill.layers.rope import attention_gain, make_rope
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.key_index import MakeIndex

@@ -16,13 +16,12 @@ from torch import Tensor
 from tokenmill.compute.forward import Act, ForwardContext, GateAct, NormSpec, RopeSpec, RouteSpec, Touches
 from tokenmill.compute.model import Group
 from tokenmill.core.errors import ModelError
-from tokenmill.layers.attention import Attention, Heads, alibi_slopes, attention_spec, local_heads
+from tokenmill.layers.attention import Attention, Heads, alibi_slopes, attention_spec, local_heads, temperatures
 from tokenmill.layers.block import Block, Stream, through
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts, Routing, Shared, load_experts
 from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows
 from tokenmill.layers.mlp import MLP, ByHand, gated_by, xielu
-from tokenmill.layers.qkv_touches import Touch, clip, row_norms, scale_values, temperatures
 from tokenmill.layers.rope import make_rope
 from tokenmill.models.common import as_unit, read_act
 from tokenmill.models.config import ModelConfig, activation
@@ -105,9 +104,13 @@ def make_attention(
     slopes = None
     if on(c, scores.alibi):
         slopes = local_heads(b, alibi_slopes(heads.heads)).to(b.device)
-    early = bool(extra.late and extra.clip and c.has(extra.clip))
-    head_norms = _head_norms(c, inside, qk, norms, heads)
-    inner = Touches(*((None, None) if early else head_norms), late=qk is not None and qk.rotated)
+    inner = Touches(
+        *_head_norms(c, inside, qk, norms, heads),
+        late=qk is not None and qk.rotated,
+        temper=_temper(c, b, extra, kind),
+        clip=c.need(extra.clip, float, low=1e-9) if extra.clip and c.has(extra.clip) else 0.0,
+        factor=c.get(extra.values, float, 1.0) if extra.values else 1.0,
+    )
     spec = attention_spec(
         b,
         heads,
@@ -115,7 +118,7 @@ def make_attention(
         rope=rope,
         window=kind.window,
         softcap=c.get(scores.softcap, float, 0.0, low=1e-6) if scores.softcap else 0.0,
-        touches=replace(inner, temper=_temper(c, b, extra, kind)),
+        touches=inner,
         alibi=slopes,
     )
     if scores.sinks and (kind.window or not scores.local_sinks):
@@ -130,15 +133,9 @@ def make_attention(
         qkv = ColumnLinear(inside, hidden, named, bias=bias)
     gate = _gate(c, inside, extra.gate, heads, hidden) if extra.gate is not None else None
     output = RowLinear(inside, heads.out.rows, hidden, row.out, bias=out_bias)
-    touches: list[Touch] = [row_norms(*head_norms)] if early else []
-    if extra.clip and c.has(extra.clip):
-        touches.append(clip(c.need(extra.clip, float, low=1e-9)))
-    factor = c.get(extra.values, float, 1.0) if extra.values else 1.0
-    if factor != 1.0:
-        touches.append(scale_values(spec, factor))
     within = norm(c, inside, norms, extra.within, heads.out.rows) if extra.within else None
     act = "sigmoid" if extra.gate is None else extra.gate.act
-    return Attention(qkv, output, spec, touches=touches, within=within, gate=gate, gate_act=act)
+    return Attention(qkv, output, spec, within=within, gate=gate, gate_act=act)
 
 
 def _gate(c: ModelConfig, b: Build, row: Gate, heads: Heads, hidden: int) -> ColumnLinear | None:

@@ -149,7 +149,7 @@ ROWS: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=Attend(bias="attention_bias", norms=HeadNorms("row"), extra=Extra(clip="clip_qkv", late=True)),
+            attend=Attend(bias="attention_bias", norms=HeadNorms("row"), extra=Extra(clip="clip_qkv")),
             mix=replace(_QWEN_MIX, inner="intermediate_size", dense=rules.never),
         ),
     ),

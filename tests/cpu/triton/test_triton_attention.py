@@ -59,6 +59,11 @@ SPECS = {
             NormSpec(torch.rand(16), 1e-6), NormSpec(torch.rand(16), 1e-6), NormSpec(torch.ones(16), 1e-6)
         ),
     },
+    "clipped": {"rope": rope(16), "touches": Touches(clip=0.7, factor=0.5)},
+    "norms of rows, clipped": {
+        "rope": rope(16),
+        "touches": Touches(NormSpec(torch.ones(64), 1e-6), NormSpec(torch.ones(32), 1e-6), clip=0.7),
+    },
     "values that are keys": {
         "rope": rope(16),
         "touches": Touches(None, NormSpec(torch.rand(16), 1e-6), NormSpec(torch.ones(16), 1e-6), values="keys"),
@@ -72,7 +77,7 @@ def test_like_the_reference(name):
         assert torch.allclose(found, expected, atol=2e-5), (found - expected).abs().max()
 
 
-@pytest.mark.parametrize("name", [*SPECS][-8:])
+@pytest.mark.parametrize("name", [*SPECS][-10:])
 def test_nothing_falls_back(name):
     kernels = TritonKernels()
     list(both(make_spec(**SPECS[name]), STEPS[:2], kernels=kernels))

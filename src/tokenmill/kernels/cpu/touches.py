@@ -20,10 +20,10 @@ Norm = Callable[[Tensor, NormSpec], Tensor]
 
 def plain(spec: AttentionSpec) -> AttentionSpec:
     """What csrc is told: norms of all heads alike, before the rotation, and nothing else."""
-    q, k = (
-        None if norm is None or norm.weight.ndim == 2 else norm for norm in (spec.touches.q_norm, spec.touches.k_norm)
-    )
-    return replace(spec, touches=Touches(q, k), rope=None if spec.touches.late else spec.rope)
+    touches = spec.touches
+    norms = (None, None) if touches.clip else (touches.q_norm, touches.k_norm)
+    q, k = (None if norm is None or norm.weight.ndim == 2 else norm for norm in norms)
+    return replace(spec, touches=Touches(q, k), rope=None if touches.late else spec.rope)
 
 
 def bare(norm: NormSpec | None) -> NormSpec | None:
@@ -53,6 +53,13 @@ class HeadTouches:
                 part = qkv[:, start:end]
                 made = norm(part.reshape(-1, width), one).view(len(part), -1, width)
                 part.view(len(part), -1, width).copy_(made * own.weight)
+            elif touches.clip and own is not None:
+                part = qkv[:, start:end]
+                part.copy_(norm(part.reshape(-1, own.weight.shape[0]), own).view(part.shape))
+        if touches.clip:
+            qkv = qkv.clamp(-touches.clip, touches.clip)
+        if touches.factor != 1.0:
+            qkv[:, -spec.kv.heads * spec.kv.value_dim :].mul_(touches.factor)
         if touches.late and spec.rope is not None:
             part = qkv[:, : ends[1]].view(len(qkv), -1, width)
             part.copy_(rotate(part, spec.rope, positions))

@@ -39,7 +39,15 @@ from tokenmill.kernels.triton.attention.narrow_keys import (
 )
 from tokenmill.kernels.triton.attention.paging import FLOOR, bend, locate, path_of, path_parts, reach
 from tokenmill.kernels.triton.attention.partial import finish, join_all, join_shared, leave_part
-from tokenmill.kernels.triton.attention.prepare import Way, epsilons, head_norm, rotated, value_start, ways, weights
+from tokenmill.kernels.triton.attention.prepare import (
+    Way,
+    epsilons,
+    rotated,
+    touched_values,
+    value_start,
+    ways,
+    weights,
+)
 from tokenmill.kernels.triton.attention.stored import columns, kinds_of, put, scale_strides, scales_of
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, product, wait
 
@@ -153,9 +161,9 @@ def _new_heads(
                   turns.temper, at_position, (one == 0)[:, None], d, eps.k, D, K_WAY)  # fmt: skip
     inside = (one == 0)[:, None] & (v < DV)[None, :]
     value = tl.load(source + V_START + kv_head * DV + one[:, None] + v[None, :], mask=inside, other=0.0)
-    if V_WAY.NORM != "none":
-        value, _, _ = head_norm(value.to(tl.float32), inside, turns.v_norm, kv_head + one[:, None], v, eps.v, DV, V_WAY)
-        value = value.to(like)
+    value = touched_values(
+        value.to(tl.float32), inside, turns.v_norm, kv_head + one[:, None], v, eps.v, like, DV, V_WAY
+    )
     keys, values, key_scales, value_scales = here
     block, row = slot // SIZE, slot % SIZE
     stores = stores & (one == 0)
@@ -164,7 +172,7 @@ def _new_heads(
               key_scales + block * strides.key_scale_block + row * strides.key_scale_row + one,
               K_KIND, 1, SHAPE.BD, D)  # fmt: skip
     spot = (block * strides.value_block + row * strides.value_row) * SHAPE.UNIT
-    value = put(value.to(tl.float32), stores, values + spot + one,
+    value = put(value, stores, values + spot + one,
                 value_scales + block * strides.value_scale_block + row * strides.value_scale_row + one,
                 V_KIND, 1, SHAPE.BV, DV)  # fmt: skip
     return q, key.to(like), value.to(like)

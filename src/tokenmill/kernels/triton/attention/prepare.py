@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, NormSpec, Touches
 from tokenmill.kernels.triton.attention.stored import columns, kinds_of, put, scale_strides, scales_of
-from tokenmill.kernels.triton.common import begin, pow2, wait
+from tokenmill.kernels.triton.common import begin, least_of, most_of, pow2, wait
 from tokenmill.kernels.triton.pointwise import norm_stored, stored_norm
 
 
@@ -33,7 +33,8 @@ def mates(r, DIM: tl.constexpr, INTERLEAVED: tl.constexpr):
 
 class Way(NamedTuple):
     """How heads of one kind are prepared. NORM: "none", "rms" or "layer", before the rotation or (LATE) behind it; OWN:
-    each head has weights of its own; TEMPER: a number for each position multiplies them last."""
+    each head has weights of its own; CLIP: bounds of numbers behind an early norm, if they are not 0; TEMPER: a number
+    for each position multiplies them last; FACTOR: so does this one."""
 
     NORM: Any = "none"
     OFFSET: float = 0.0
@@ -44,6 +45,8 @@ class Way(NamedTuple):
     DIM: int = 0
     INTERLEAVED: bool = False
     TEMPER: bool = False
+    CLIP: float = 0.0
+    FACTOR: float = 1.0
 
 
 def ways(spec: AttentionSpec) -> tuple[Way, Way, Way]:
@@ -54,10 +57,11 @@ def ways(spec: AttentionSpec) -> tuple[Way, Way, Way]:
     )
 
     def way(norm: NormSpec | None, **more: Any) -> Way:
+        more["CLIP"] = touches.clip
         return Way(**more) if norm is None else Way(norm.kind, norm.offset, norm.weight.ndim == 2, touches.late, **more)
 
     q, k = way(touches.q_norm, **turns, TEMPER=touches.temper is not None), way(touches.k_norm, **turns)
-    return q, k, way(touches.v_norm)
+    return q, k, way(touches.v_norm, FACTOR=touches.factor)
 
 
 def epsilons(touches: Touches) -> tuple[float, float, float]:
@@ -94,6 +98,22 @@ def head_norm(x, inside, norm_ptr, head, d, eps, D: tl.constexpr, WAY: tl.conste
 
 
 @triton.jit
+def clipped(x, CLIP: tl.constexpr):
+    """x between -CLIP and CLIP, or as it is if that is 0."""
+    if CLIP > 0.0:
+        x = most_of(least_of(x, CLIP), -CLIP)
+    return x
+
+
+@triton.jit
+def touched_values(x, inside, norm_ptr, head, d, eps, like, D: tl.constexpr, WAY: tl.constexpr):
+    """Values x [HEADS, BLOCK] in float32, normed, clipped and multiplied, as numbers of the type `like`, in float32."""
+    if WAY.NORM != "none":
+        x, _, _ = head_norm(x, inside, norm_ptr, head, d, eps, D, WAY)
+    return (clipped(x, WAY.CLIP) * WAY.FACTOR).to(like).to(tl.float32)
+
+
+@triton.jit
 def rotated(
     rows, head, norm_ptr, cos_ptr, sin_ptr, temper_ptr, position, real, d, eps, D: tl.constexpr, WAY: tl.constexpr
 ):
@@ -104,6 +124,7 @@ def rotated(
     EARLY: tl.constexpr = WAY.NORM != "none" and not WAY.LATE
     if EARLY:
         x, mean, scale = head_norm(x, inside, norm_ptr, head, d, eps, D, WAY)
+    x = clipped(x, WAY.CLIP)
     if WAY.ROPE:
         DIM: tl.constexpr = WAY.DIM
         START: tl.constexpr = WAY.START
@@ -117,6 +138,7 @@ def rotated(
             if WAY.NORM == "layer":
                 other -= mean
             other = other * scale * _gains(norm_ptr, head, mate, real & turns[None, :], D, WAY)
+        other = clipped(other, WAY.CLIP)
         cos = tl.load(cos_ptr + position * HALF + angle, mask=turns, other=1.0)
         sin = tl.load(sin_ptr + position * HALF + angle, mask=turns, other=0.0)
         x = x * cos[None, :] + other * (sign * sin)[None, :]
@@ -178,9 +200,9 @@ def _prepare_kernel(
             v_real = v_head < KV
             inside = v_real[:, None] & (v < DV)[None, :]
             val = tl.load(source + V_START + v_head[:, None] * DV + v[None, :], mask=inside, other=0.0).to(tl.float32)
-            if V_WAY.NORM != "none":
-                val, _, _ = head_norm(val, inside, v_norm_ptr, v_head[:, None], v, v_eps, DV, V_WAY)
-                val = val.to(qkv_ptr.dtype.element_ty).to(tl.float32)
+            val = touched_values(
+                val, inside, v_norm_ptr, v_head[:, None], v, v_eps, qkv_ptr.dtype.element_ty, DV, V_WAY
+            )
             put(val, v_real,
                 value_ptr + block * value_block + v_head * value_head + offset * value_row,
                 value_scale_ptr + block * value_scale_block + v_head * value_scale_head + offset * value_scale_row,
