@@ -217,8 +217,10 @@ async def _all_die_at_once(tiny: Path) -> None:
 
     async def kill_with(llm: AsyncLLM, name: str) -> None:
         while True:
-            if (number := llm.owners.get(name)) is not None and llm.services[number].dead is None:
-                _kill(llm.services[number])
+            number = llm.owners.get(name)
+            service = None if number is None else llm.services[number]
+            if service is not None and service.dead is None and name in service.callers:  # it is to be blamed
+                _kill(service)
             await asyncio.sleep(0.001)
 
     async def ask(llm: AsyncLLM, name: str, tokens: int = 60) -> RequestOutput:
