@@ -279,7 +279,8 @@ def attend_vectors(
     tiles = units if one else q.shape[0] // block_q + seqs
     head_tiles = triton.cdiv(heads, block_h)
     if not one:
-        splits = 1 if whole else _splits(tiles * head_tiles, longest)
+        needed = seqs * triton.cdiv(ctx.max_query, block_q)  # of the others some have no queries
+        splits = 1 if whole else _splits(min(tiles, needed) * head_tiles, longest)
     room = scratch.floats // (tiles * head_tiles * block_q * block_h * (latent + 2))
     splits = max(1, min(splits, room)) if tiles * head_tiles <= scratch.num_counters else 1
     partial = parts_of(scratch, splits * tiles * head_tiles * block_q * block_h * latent, q.device)

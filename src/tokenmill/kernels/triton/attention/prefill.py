@@ -242,7 +242,9 @@ def attend_many(
     tiles = q.shape[0] // block_q + seqs
     splits, partial = 1, None
     if not steady and plan.first is None:
-        splits, partial = share_keys(heads * tiles, block_q * packed, block_n, spec, ctx, scratch)
+        needed = seqs * triton.cdiv(ctx.max_query, block_q)  # of the others some have no queries
+        units = heads * tiles, heads * min(tiles, needed)
+        splits, partial = share_keys(units, block_q * packed, block_n, spec, ctx, scratch)
     _prefill_kernel[(heads * tiles, splits)](
         q, kv.key, kv.value, *scales_of(kv), plan.tables, plan.first, plan.entries,
         ctx.query_start, ctx.kv_len, roots, places, spec.sinks, spec.alibi, out, partial,
@@ -258,24 +260,26 @@ def attend_many(
 
 
 def share_keys(
-    units: int, rows: int, block_n: int, spec: AttentionSpec, ctx: ForwardContext, scratch: Scratch
+    units: tuple[int, int], rows: int, block_n: int, spec: AttentionSpec, ctx: ForwardContext, scratch: Scratch
 ) -> tuple[int, Partial | None]:
-    """How many programs share the keys of each of so many tiles of rows, and where they leave their parts. A few new
-    tokens after many others, as drafts or a next question are, would have most multiprocessors wait else."""
+    """How many programs share the keys of each tile of rows, and where they leave their parts. A few new tokens after
+    many others, as drafts or a next question are, would have most multiprocessors wait else. units: tiles, and how many
+    of them have queries at the most."""
     plan = ctx.groups[spec.group]
     longest = plan.tables.shape[1] * ctx.block_size
     if spec.window > 0:
         longest = min(longest, spec.window + ctx.max_query)
     elif spec.window < 0:
         longest = min(longest, -spec.window)
-    room = scratch.floats // (units * rows * (spec.kv.value_dim + 2))
-    places = 4 * units if INTERPRETED else multiprocessors()
+    every, busy = units
+    room = scratch.floats // (every * rows * (spec.kv.value_dim + 2))
+    places = 4 * busy if INTERPRETED else multiprocessors()
     splits = 1
-    while 2 * splits <= min(PARTS.value, places // units, room, longest // (_LEAST * block_n)):
+    while 2 * splits <= min(PARTS.value, places // busy, room, longest // (_LEAST * block_n)):
         splits *= 2
-    if splits == 1 or units > scratch.num_counters:
+    if splits == 1 or every > scratch.num_counters:
         return 1, None
-    return splits, parts_of(scratch, units * splits * rows * spec.kv.value_dim, ctx.kv_len.device)
+    return splits, parts_of(scratch, every * splits * rows * spec.kv.value_dim, ctx.kv_len.device)
 
 
 def fitting(
