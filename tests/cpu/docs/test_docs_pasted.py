@@ -105,25 +105,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     child.wait(START_S)
 
 
-def pasted() -> list[tuple[str, str]]:
-    """Every curl command of the documents, its lines joined."""
-    found = []
+def pasted() -> dict[str, list[str]]:
+    """The curl commands of each document that has some, their lines joined."""
+    found = {}
     for document in DOCUMENTS:
         text = (ROOT / document).read_text().replace("\\\n", " ")
-        found += [(document, line) for line in re.findall(r"^curl .*$", text, re.MULTILINE)]
+        if lines := re.findall(r"^curl .*$", text, re.MULTILINE):
+            found[document] = lines
     return found
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-@pytest.mark.parametrize(("document", "line"), pasted(), ids=lambda text: text[:60])
-def test_curl_lines_are_answered(server: str, document: str, line: str) -> None:
-    assert ADDRESS.search(line), f"{document}: {line}"
-    asked = [
-        "bash",
-        "-c",
-        ADDRESS.sub(server, line).replace("curl ", "curl --silent --show-error --fail-with-body ", 1),
-    ]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "error" not in done.stdout.lower(), (line, done.stdout, done.stderr)
-    if "capital of France" in line:
-        assert "Paris" in json.loads(done.stdout)["choices"][0]["message"]["content"]
+@pytest.mark.parametrize("document", pasted())
+def test_curl_lines_are_answered(server: str, document: str) -> None:
+    """In their order: what one loads another unloads."""
+    for line in pasted()[document]:
+        assert ADDRESS.search(line), f"{document}: {line}"
+        asked = ADDRESS.sub(server, line).replace("curl ", "curl --silent --show-error --fail-with-body ", 1)
+        done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and "error" not in done.stdout.lower(), (line, done.stdout, done.stderr)
+        if "capital of France" in line:
+            assert "Paris" in json.loads(done.stdout)["choices"][0]["message"]["content"]
