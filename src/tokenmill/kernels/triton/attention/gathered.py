@@ -17,7 +17,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan
-from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, head_and_tile
+from tokenmill.kernels.triton.attention.paging import FLOOR, bend, head_and_tile
+from tokenmill.kernels.triton.attention.partial import weigh_sinks
 from tokenmill.kernels.triton.attention.stored import kinds_of, scale_strides, scales_of, spot_in, widened
 from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, product, wait
 
@@ -193,10 +194,7 @@ def _gathered_kernel(
             slope, n, scale, softcap, R, SOFTCAP, True, WIDE,
         )  # fmt: skip
     if SINKS:
-        sink = tl.load(sink_ptr + head, mask=real, other=FLOOR).to(tl.float32) * LOG2E
-        new_top = tl.maximum(top, sink)
-        total = total * tl.exp2(top - new_top) + tl.exp2(sink - new_top)
-        acc = acc * tl.exp2(top - new_top)[:, None]
+        acc, total = weigh_sinks(acc, top, total, head, real, sink_ptr)
     y = acc / tl.where(real, total, 1.0)[:, None]
     target = out_ptr + (token * (H * DV) + head * DV)[:, None] + tl.arange(0, DV)[None, :]
     tl.store(target, y.to(out_ptr.dtype.element_ty), mask=real[:, None])

@@ -22,7 +22,7 @@ from tokenmill.kernels.triton.attention.paging import (
     path_parts,
     place_of,
 )
-from tokenmill.kernels.triton.attention.partial import PARTS, join_all, leave_part, parts_of
+from tokenmill.kernels.triton.attention.partial import join_here, parts_of, programs_for_a_tile
 from tokenmill.kernels.triton.attention.prepare import Way, mates, rotated
 from tokenmill.kernels.triton.attention.stored import (
     can_store,
@@ -242,14 +242,7 @@ def _latent_kernel(
         top = new_top
     joins = True
     if SPLIT:
-        if active > 1:
-            unit = tl.program_id(0)
-            ROWS: tl.constexpr = BQ * BH
-            origin = unit.to(tl.int64) * tl.num_programs(1) * ROWS
-            mine = origin + tl.program_id(1) * ROWS + row
-            joins = leave_part(acc, top, total, mine, unit, partial, real, low_d, active, L)
-            if joins:
-                acc, top, total = join_all(origin, active, unit, partial, row, real, low_d, ROWS, ROWS, BL, L, PARTS)
+        joins, acc, top, total = join_here(acc, top, total, row, real, low_d, partial, active, BQ * BH, BL, L)
     if joins:
         y = acc / tl.where(real, total, 1.0)[:, None]
         target = out_ptr + ((start + query).to(tl.int64) * H + head)[:, None] * L + low_d[None, :]
@@ -324,9 +317,4 @@ def latent_config(
 
 def _splits(units: int, longest: int) -> int:
     """How many programs share the vectors of each of so many tiles of rows."""
-    if INTERPRETED:
-        return 2
-    splits = 1
-    while 2 * splits <= min(PARTS.value, multiprocessors() // units, longest // 64):
-        splits *= 2
-    return splits
+    return 2 if INTERPRETED else programs_for_a_tile(multiprocessors() // units, longest // 64)

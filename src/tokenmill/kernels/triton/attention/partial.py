@@ -1,4 +1,4 @@
-"""Attention sums that several programs share. Owns: storing a program's part, and joining all parts."""
+"""Attention sums that several programs share, and their ends. Owns: storing a part, joining all parts, sinks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from tokenmill.kernels.triton.common import Scratch
 
 PARTS = tl.constexpr(32)
 """The most programs that share the keys of several queries."""
+
+
+def programs_for_a_tile(*limits: int) -> int:
+    """How many programs share the keys of a tile: the largest power of two that no limit forbids."""
+    return 1 << max(1, min(PARTS.value, *limits)).bit_length() - 1
 
 
 def parts_of(scratch: Scratch, values: int, device: torch.device) -> Partial:
@@ -88,13 +93,36 @@ def join_all(
 
 
 @triton.jit
+def join_here(
+    acc, top, total, row, real, v, partial, active, ROWS: tl.constexpr, BV: tl.constexpr, DV: tl.constexpr
+):  # fmt: skip
+    """The second dimension of the grid shares out the keys of what the first one counts, `active` parts of them with
+    keys -> is this the program that has the whole result, and the result."""
+    joins = True
+    if active > 1:
+        unit = tl.program_id(0)
+        origin = unit.to(tl.int64) * tl.num_programs(1) * ROWS
+        mine = origin + tl.program_id(1) * ROWS + row
+        joins = leave_part(acc, top, total, mine, unit, partial, real, v, active, DV)
+        if joins:
+            acc, top, total = join_all(origin, active, unit, partial, row, real, v, ROWS, ROWS, BV, DV, PARTS)
+    return joins, acc, top, total
+
+
+@triton.jit
+def weigh_sinks(acc, top, total, head, real, sinks):
+    """A score of each head that no value belongs to."""
+    sink = tl.load(sinks + head, mask=real, other=FLOOR).to(tl.float32) * LOG2E
+    new_top = tl.maximum(top, sink)
+    total = total * tl.exp2(top - new_top) + tl.exp2(sink - new_top)
+    return acc * tl.exp2(top - new_top)[:, None], total
+
+
+@triton.jit
 def finish(acc, top, total, query, head, real, v, out_ptr, sinks, SHAPE: tl.constexpr, SINKS: tl.constexpr):
     """Weigh the sinks, divide, store."""
     if SINKS:
-        sink = tl.load(sinks + head, mask=real, other=FLOOR).to(tl.float32) * LOG2E
-        new_top = tl.maximum(top, sink)
-        total = total * tl.exp2(top - new_top) + tl.exp2(sink - new_top)
-        acc = acc * tl.exp2(top - new_top)[:, None]
+        acc, total = weigh_sinks(acc, top, total, head, real, sinks)
     y = acc / tl.where(real, total, 1.0)[:, None]
     target = out_ptr + query * SHAPE.H * SHAPE.DV + head[:, None] * SHAPE.DV + v[None, :]
     tl.store(target, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & (v < SHAPE.DV)[None, :])

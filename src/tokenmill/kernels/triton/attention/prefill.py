@@ -15,7 +15,6 @@ from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan
 from tokenmill.kernels.triton.attention.decode_records import Partial
 from tokenmill.kernels.triton.attention.paging import (
     FLOOR,
-    LOG2E,
     bend,
     further,
     head_and_tile,
@@ -25,7 +24,7 @@ from tokenmill.kernels.triton.attention.paging import (
     place_of,
     reach,
 )
-from tokenmill.kernels.triton.attention.partial import PARTS, join_all, leave_part, parts_of
+from tokenmill.kernels.triton.attention.partial import join_here, parts_of, programs_for_a_tile, weigh_sinks
 from tokenmill.kernels.triton.attention.stored import kinds_of, scale_strides, scales_of, spot_in, widened
 from tokenmill.kernels.triton.common import (
     INTERPRETED,
@@ -203,20 +202,10 @@ def _prefill_kernel(
         )  # fmt: skip
     joins = True
     if SPLIT:
-        if active > 1:
-            unit = tl.program_id(0)
-            ROWS: tl.constexpr = BQ * BG
-            origin = unit.to(tl.int64) * tl.num_programs(1) * ROWS
-            mine = origin + tl.program_id(1) * ROWS + row
-            joins = leave_part(acc, top, total, mine, unit, partial, real, v, active, DV)
-            if joins:
-                acc, top, total = join_all(origin, active, unit, partial, row, real, v, ROWS, ROWS, BV, DV, PARTS)
+        joins, acc, top, total = join_here(acc, top, total, row, real, v, partial, active, BQ * BG, BV, DV)
     if joins:
         if SINKS:
-            sink = tl.load(sink_ptr + head, mask=real, other=FLOOR).to(tl.float32) * LOG2E
-            new_top = tl.maximum(top, sink)
-            total = total * tl.exp2(top - new_top) + tl.exp2(sink - new_top)
-            acc = acc * tl.exp2(top - new_top)[:, None]
+            acc, total = weigh_sinks(acc, top, total, head, real, sink_ptr)
         y = acc / tl.where(real, total, 1.0)[:, None]
         place = out_ptr + token[:, None] * (H * DV) + head[:, None] * DV + v[None, :]
         tl.store(place, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & (v < DV)[None, :])
@@ -274,9 +263,7 @@ def share_keys(
     every, busy = units
     room = scratch.floats // (every * rows * (spec.kv.value_dim + 2))
     places = 4 * busy if INTERPRETED else multiprocessors()
-    splits = 1
-    while 2 * splits <= min(PARTS.value, places // busy, room, longest // (_LEAST * block_n)):
-        splits *= 2
+    splits = programs_for_a_tile(places // busy, room, longest // (_LEAST * block_n))
     if splits == 1 or every > scratch.num_counters:
         return 1, None
     return splits, parts_of(scratch, every * splits * rows * spec.kv.value_dim, ctx.kv_len.device)

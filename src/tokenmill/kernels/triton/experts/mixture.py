@@ -223,12 +223,12 @@ class StackedMixture:
 
     def _route(self, h: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         m, plain = self.mixture, self.router
-        parted = m.wide and not self.launch.steady and plain is not None and plain[1] is None
-        if parted and plain is not None and multiplies_parted(h, plain[0]):
+        exact = m.wide and not self.launch.steady
+        if exact and plain is not None and plain[1] is None and multiplies_parted(h, plain[0]):
             self.launch.count("linear")
             logits = multiply_parted(h, plain[0], pdl=self.launch.pdl)
-        elif self.visits == SHARED_GATED and self.router is not None:
-            logits = ctx.kernels.product(h, *self.router)
+        elif self.visits == SHARED_GATED and plain is not None:
+            logits = ctx.kernels.product(h, *plain)
         else:
             logits = m.router.matmul(h.float() if m.wide else h, ctx)
         self.launch.count("route")
