@@ -84,17 +84,24 @@ CUTS = (
 """Of attention: most splits, BN, warps, stages, tiles to bring near, least tiles of a split."""
 
 
-def attention(name: str, rows: int, length: int) -> Iterator[Case]:
-    heads, kv_heads, dim, hidden, normed = HEADS[name]
-    kernels = TritonKernels()
-    held, wide = -(-length // PAGE), (heads + 2 * kv_heads) * dim
-    pages = rand(LAYERS, rows * held + 1, 2, kv_heads, PAGE, dim)
+def decoding(kernels: TritonKernels, views: list[KVView], rows: int, length: int) -> ForwardContext:
+    """A step of so many sequences, each with one new token, the last of so many, in shuffled pages."""
+    held = -(-length // PAGE)
     tables = torch.randperm(rows * held, device="cuda").int().view(rows, held)
     positions = torch.full((rows,), length - 1, device="cuda")
     lens = torch.full((rows,), length, dtype=torch.int32, device="cuda")
     starts = torch.arange(rows + 1, dtype=torch.int32, device="cuda")
     slots = tables[:, (length - 1) // PAGE].long() * PAGE + (length - 1) % PAGE
     entries = torch.full((rows,), held, dtype=torch.int32, device="cuda")
+    plan = GroupPlan(tables, None, entries, slots)
+    return ForwardContext(kernels, positions, starts, lens, 1, views, [plan], block_size=PAGE)
+
+
+def attention(name: str, rows: int, length: int) -> Iterator[Case]:
+    heads, kv_heads, dim, hidden, normed = HEADS[name]
+    kernels = TritonKernels()
+    held, wide = -(-length // PAGE), (heads + 2 * kv_heads) * dim
+    pages = rand(LAYERS, rows * held + 1, 2, kv_heads, PAGE, dim)
     angle = torch.rand(length, dim // 2, device="cuda")
     norm = NormSpec(rand(dim), 1e-6) if normed else None
     spec = AttentionSpec(
@@ -102,8 +109,7 @@ def attention(name: str, rows: int, length: int) -> Iterator[Case]:
         touches=Touches(norm, norm),
     )  # fmt: skip
     views = [KVView(pages[layer, :, 0], pages[layer, :, 1]) for layer in range(LAYERS)]
-    plan = GroupPlan(tables, None, entries, slots)
-    ctx = ForwardContext(kernels, positions, starts, lens, 1, views, [plan], block_size=PAGE)
+    ctx = decoding(kernels, views, rows, length)
     ins = [rand(wide, hidden, scale=0.02) for _ in range(LAYERS)]
     outs = [rand(hidden, heads * dim, scale=0.02) for _ in range(LAYERS)]
     x, own, early = rand(rows, hidden), decode.decode_config, stepping.early_keys
@@ -138,22 +144,13 @@ def latents(name: str, rows: int, length: int) -> Iterator[Case]:
     heads, plain, rest, values, latent, hidden = LATENT[name]
     kernels, wide, held = TritonKernels(), heads * (plain + rest), -(-length // PAGE)
     pages = rand(LAYERS, rows * held + 1, 1, PAGE, latent + rest)
-    plan = GroupPlan(
-        torch.randperm(rows * held, device="cuda").int().view(rows, held), None,
-        torch.full((rows,), held, dtype=torch.int32, device="cuda"), torch.empty(0, device="cuda"),
-    )  # fmt: skip
-    plan = replace(plan, slots=plan.tables[:, (length - 1) // PAGE].long() * PAGE + (length - 1) % PAGE)
     views = [KVView(pages[layer], pages[layer][..., :latent]) for layer in range(LAYERS)]
     angle = torch.rand(length, rest // 2, device="cuda")
     spec = AttentionSpec(
         0, 0, heads, KVSpec("latent", 1, latent + rest, latent), plain**-0.5,
         rope=RopeSpec(angle.cos(), angle.sin(), rest, start=latent),
     )  # fmt: skip
-    ctx = ForwardContext(
-        kernels, torch.full((rows,), length - 1, device="cuda"),
-        torch.arange(rows + 1, dtype=torch.int32, device="cuda"),
-        torch.full((rows,), length, dtype=torch.int32, device="cuda"), 1, views, [plan], block_size=PAGE,
-    )  # fmt: skip
+    ctx = decoding(kernels, views, rows, length)
     ins = [rand(wide + latent + rest, hidden, scale=0.02) for _ in range(LAYERS)]
     outs = [rand(hidden, heads * values, scale=0.02) for _ in range(LAYERS)]
     ups = [rand(heads, latent, plain, scale=0.05) for _ in range(LAYERS)]
