@@ -18,13 +18,6 @@ _ARCHITECTURES = {
     "gpt_neox": "GPTNeoXForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM", "gpt_oss": "GptOssForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM", "qwen3_next": "Qwen3NextForCausalLM",
 }  # fmt: skip
-PRODUCTS_8B = {  # of Llama 8B, by name: (rows of the weight, columns, norm before, activation, residual)
-    "qkv": (6144, 4096, True, None, False),
-    "o": (4096, 4096, False, None, True),
-    "gate_up": (28672, 4096, True, "silu_mul", False),
-    "down": (4096, 14336, False, None, True),
-    "head": (128256, 4096, False, None, False),
-}
 
 
 def _config(family: str, **values: Any) -> Config:
@@ -175,6 +168,24 @@ GEOMETRIES: dict[str, Config] = {
 }  # fmt: skip
 
 
+Product = tuple[int, int, bool, str | None, bool]
+"""Rows of a weight, columns, norm before, activation, residual."""
+
+
+def products(name: str) -> dict[str, Product]:
+    """Those of a layer of a dense model with gates, and of its head."""
+    c = GEOMETRIES[name]
+    hidden, inner, queries = c["hidden_size"], c["intermediate_size"], c["num_attention_heads"] * c["head_dim"]
+    return {
+        "qkv": (queries + 2 * c["num_key_value_heads"] * c["head_dim"], hidden, True, None, False),
+        "o": (hidden, queries, False, None, True),
+        "gate_up": (2 * inner, hidden, True, "silu_mul", False),
+        "down": (hidden, inner, False, None, True),
+        "head": (c["vocab_size"], hidden, False, None, False),
+    }
+
+
+PRODUCTS_8B = products("llama-3-8b")
 FAMILIES: dict[str, Config] = {
     name: {}
     for name in (

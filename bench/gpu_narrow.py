@@ -1,11 +1,11 @@
 """Times products with 8 and 4 bit weights on an NVIDIA GPU, by graph replays over rotating weights.
 
-python bench/gpu_narrow.py [--only PREFIX,...] [--compile I/N] [--json OUT] [--tune TABLE]
+python bench/gpu_narrow.py [--geometry NAME,...] [--only PREFIX,...] [--compile I/N] [--json OUT] [--tune TABLE]
 
-Geometry: 8B Llama (hidden 4096, inner 14336, vocabulary 128256), bf16 activations, random data. A figure is the median
-of whole operations: norm before, rounding of activations, activation and residual after. With --compile the variants of
-share I of N are only compiled (in parallel processes). --tune writes the fastest way of each operation as the table
-that `kernels/triton/quantised/measured_narrow.json` holds.
+NAMEs are dense ones of geometries.py (default: 8B Llama), bf16 activations, random data. A figure is the median of
+whole operations: norm before, rounding of activations, activation and residual after; shown are the fastest way of each
+operation, and what is taken now. With --compile the variants of share I of N are only compiled (in parallel processes).
+--tune writes the fastest ways as the table that `kernels/triton/quantised/measured_narrow.json` holds.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 import torch
 
-from geometries import PRODUCTS_8B as SHAPES
+from geometries import Product, products
 from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kernels.triton.products.ways_by_shape import Way
@@ -58,12 +59,15 @@ STREAM_MANY = (  # the same for more rows than 64
     (256, 128, 1, 3, 8, 168), (256, 128, 2, 4, 8, 168), (128, 128, 2, 4, 4, 168), (128, 128, 4, 4, 4, 168),
     (64, 128, 1, 3, 4, 104), (64, 128, 2, 3, 4, 104), (64, 128, 4, 3, 4, 104), (64, 256, 1, 2, 4, 168),
 )  # fmt: skip
+HEIGHTS = (16, 32, 48, 64, 96, 112, 128)
+"""Rows of the weight in a piece of products/stream.py."""
 WIDE = ((128, 128, 128, 3, 8), (128, 128, 128, 4, 4), (64, 128, 128, 4, 4), (128, 256, 64, 4, 8))
 
 
-def ways(kind: str, name: str, rows: int) -> Iterator[Way]:
-    """What might be the fastest."""
-    chunks = SHAPES[name][1] // 128
+def ways(kind: str, name: str, shape: Product, rows: int) -> Iterator[Way]:
+    """What is taken now, and what might be faster."""
+    yield ()
+    chunks = shape[1] // 128
     gated = name == "gate_up"
     if rows == 1:
         yield from (("gemv", *cut) for cut in GEMV if not (gated and cut[0] == 16))
@@ -74,6 +78,12 @@ def ways(kind: str, name: str, rows: int) -> Iterator[Way]:
         if rows >= 64:
             yield ("widen",)
         return
+    if rows <= 64 and kind == "fp8":
+        for height in (h for h in HEIGHTS if h <= 64 or not gated):
+            tall = max(64, 1 << (height * (1 + gated) - 1).bit_length())
+            under_way = -(-131072 // (128 * height * (1 + gated)))
+            room = (220_000 - 4 * tall * max(16, rows)) // (128 * (tall + max(16, rows)))
+            yield "stream", tall, height, 1, min(under_way, room, 12)
     if rows <= 64:
         for cut in THIN:
             fits = chunks % (cut[2] * cut[1] // 128) == 0
@@ -102,23 +112,19 @@ def matrix(kind: str, out: int, inner: int) -> NarrowMatrix:
     return pack4(q, scales.expand(out, inner // 128) * torch.rand(out, inner // 128, device="cuda"), None, None)
 
 
-KEPT: dict[tuple[str, str], list[NarrowMatrix]] = {}
+@lru_cache(2)
+def weights(kind: str, out: int, inner: int, most: int) -> list[NarrowMatrix]:
+    """Copies of a matrix, so many that none is found in the L2."""
+    first = matrix(kind, out, inner)
+    return [first, *(matrix(kind, out, inner) for _ in range(min(most, max(2, ROTATED // first.bytes())) - 1))]
 
 
-def weights(kind: str, name: str, most: int) -> list[NarrowMatrix]:
-    found = KEPT.setdefault((kind, name), [])
-    if not found:
-        found.append(matrix(kind, *SHAPES[name][:2]))
-    while len(found) < min(most, max(2, ROTATED // found[0].bytes())):
-        found.append(matrix(kind, *SHAPES[name][:2]))
-    return found[:most]
-
-
-def calls(kind: str, name: str, rows: int, way: Way, most: int) -> tuple[list[Callable[[], object]], NarrowMatrix]:
-    out, inner, has_norm, act, has_residual = SHAPES[name]
-    many = weights(kind, name, most)
+def calls(kind: str, shape: Product, rows: int, way: Way, most: int) -> tuple[list[Callable[[], object]], NarrowMatrix]:
+    out, inner, has_norm, act, has_residual = shape
+    many = weights(kind, out, inner, most)
     kernels = TritonKernels()
-    kernels.launch.narrow_ways = {narrow_operation(rungs(rows)[0], many[0], act): way}
+    if way:
+        kernels.launch.narrow_ways = {narrow_operation(rungs(rows)[0], many[0], act): way}
     x = rand(rows, inner)
     norm = NormSpec(rand(inner), 1e-5) if has_norm else None
     residual = rand(rows, out) if has_residual else None
@@ -147,39 +153,46 @@ def replayed(steps: list[Callable[[], object]]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--geometry", default="llama-3-8b")
     parser.add_argument("--only", default="")
+    parser.add_argument("--ways", default="", help="only these kinds of ways, and what is taken now")
     parser.add_argument("--compile", default="")
     parser.add_argument("--json")
     parser.add_argument("--tune")
     args = parser.parse_args()
-    cases = [(k, n, r, w) for k in KINDS for n in KINDS[k] for r in ROWS[k] for w in ways(k, n, r)]
-    cases = [c for c in cases if f"{c[0]} {c[1]} {c[2]} ".startswith(tuple(args.only.split(",")))]
-    cases = [c for c in cases if c[1] != "head" or c[2] in (1, 32, 64)]
+    shapes = [(n, s) for g in args.geometry.split(",") for n, s in products(g).items()]
+    found = [(k, n, s, r) for k in KINDS for n, s in shapes if n in KINDS[k] for r in ROWS[k]]
+    found = [c for c in found if f"{c[0]} {c[1]} {c[3]} ".startswith(tuple(args.only.split(",")))]
+    cases = [(*c, w) for c in found if c[1] != "head" or c[3] in (1, 32, 64) for w in ways(*c)]
+    cases = [c for c in cases if not c[4] or not args.ways or c[4][0] in args.ways.split(",")]
     if args.compile:
         share, of = (int(n) for n in args.compile.split("/"))
         cases = cases[share::of]
     best: dict[str, tuple[float, Way, float]] = {}
+    now: dict[str, float] = {}
     lines = []
-    for kind, name, rows, way in cases:
+    for kind, name, shape, rows, way in cases:
         try:
-            steps, weight = calls(kind, name, rows, way, 1 if args.compile else 1000)
+            steps, weight = calls(kind, shape, rows, way, 1 if args.compile else 1000)
             if args.compile:
                 steps[0]()
                 continue
             seconds = replayed(steps)
         except Exception as error:  # a variant that does not fit is no reason to lose the others
-            lines.append((f"{kind} {name} {rows} {way}", str(error)[:100].replace("\n", " "), 0.0))
+            lines.append((f"{kind} {name} {shape[:2]} {rows} {way}", str(error)[:100].replace("\n", " "), 0.0))
             continue
         finally:
             torch.cuda.synchronize()
         rate = weight.bytes() / seconds / 1e12
         flops = 2.0 * rows * weight.shape[0] * weight.shape[1] / seconds / 1e12
-        lines.append((f"{kind} {name} {rows} {way}", round(seconds * 1e6, 2), round(rate, 3)))
-        operation = narrow_operation(rungs(rows)[0], weight, SHAPES[name][3])
-        if operation not in best or seconds < best[operation][0]:
+        lines.append((f"{kind} {name} {shape[:2]} {rows} {way}", round(seconds * 1e6, 2), round(rate, 3)))
+        operation = narrow_operation(rungs(rows)[0], weight, shape[3])
+        if not way:
+            now[operation] = seconds
+        elif operation not in best or seconds < best[operation][0]:
             best[operation] = seconds, way, flops if rows > 64 else rate
     for operation, (seconds, way, rate) in best.items():
-        print(f"{operation:40} {seconds * 1e6:9.2f} us {rate:8.2f} {way}")
+        print(f"{operation:40} {seconds * 1e6:9.2f} us (now {now.get(operation, 0.0) * 1e6:.2f}) {rate:8.2f} {way}")
     if args.json:
         with open(args.json, "w") as file:
             json.dump(lines, file, indent=0)

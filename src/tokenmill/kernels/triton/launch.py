@@ -24,7 +24,7 @@ class Launch:
 
     count: notes one call of an operation. pdl: kernels may start while the one before ends. hopper: it is one. small:
     little shared memory. steady: a row's bytes do not depend on its company. fuses: operations may be joined.
-    narrow_ways: measured ways of packed weights.
+    few_rows: products of few rows may go through stream.py. narrow_ways: measured ways of packed weights.
     """
 
     count: Callable[[str], None]
@@ -33,6 +33,7 @@ class Launch:
     small: bool = False
     steady: bool = False
     fuses: bool = True
+    few_rows: bool = True
     scratch: Scratch = field(default_factory=Scratch)
     narrow_ways: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
 
@@ -55,5 +56,6 @@ def launch_here(
         small=not INTERPRETED and shared_memory() < _ROOMY,
         steady=steady,
         fuses="fusion" not in without,
+        few_rows="few-rows" not in without,
         narrow_ways={} if INTERPRETED else narrow_ways(torch.cuda.get_device_name()),
     )

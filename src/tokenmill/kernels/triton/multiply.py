@@ -56,8 +56,7 @@ class ProductKernels(ReferenceKernels):
         self.widened_type: torch.dtype | None = None
         """In which type matrices of groups are kept, too, from now on."""
         self.packed: weakref.WeakSet[NarrowMatrix] = weakref.WeakSet()
-        self.ways = Ways(self.launch, None if steady else cache, many_rows="many-rows" not in without,
-                         few_rows="few-rows" not in without)  # fmt: skip
+        self.ways = Ways(self.launch, None if steady else cache, many_rows="many-rows" not in without)
 
     def product(
         self,
@@ -239,15 +238,17 @@ class ProductKernels(ReferenceKernels):
         )
 
     def _packed(
-        self, x: Tensor, weight: NarrowMatrix, norm: NormSpec | None, act: Act | None, residual: Tensor | None
-    ) -> Tensor:
-        """The same with a packed weight."""
+        self, x: Tensor, weight: NarrowMatrix, norm: NormSpec | None, act: Act | None, residual: Tensor | None,
+        *, just_made: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """The same with a packed weight. just_made: by the launch before, so that stream.py would read it too early."""
         if x.shape[0] == 0:
             return x.new_empty((0, weight.shape[0] // (2 if act_parts(act)[1] else 1)))
         kept = weight.widened
         if kept is not None and x.shape[0] > FEW and x.dtype == kept.dtype:
             return self._product(x, kept, weight.bias, norm, act, residual)
-        pdl, way = self.launch.pdl, narrow_way(self.launch, x, weight, act)
+        launch = replace(self.launch, few_rows=False) if just_made else self.launch
+        pdl, way = launch.pdl, narrow_way(launch, x, weight, act)
         if way[0] == "float8":
             return self._packed(x, as_float8(weight, pdl=pdl), norm, act, residual)
         self.count("narrow_linear")
@@ -273,7 +274,7 @@ class ProductKernels(ReferenceKernels):
                 x = x if norm is None else self.norm(x, norm)
                 return self._just_made(x, whole.to(x.dtype), weight.bias, act, residual)
             whole = NarrowMatrix(whole, weight.scales, None, weight.bias, weight.shape, 8, 0)
-            return self._packed(x, whole, norm, act, residual)
+            return self._packed(x, whole, norm, act, residual, just_made=True)
         self.count("pruned_linear")
         if norm is not None and not pruned_norms(way, weight, norm):
             x, norm = self.norm(x, norm), None

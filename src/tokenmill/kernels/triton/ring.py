@@ -22,9 +22,9 @@ def make_signs(STAGES: gl.constexpr, READERS: gl.constexpr):
 
 
 @gluon.constexpr_function
-def sums_layout(width, warps):
-    """How the multiplying warps hold sums [rows of the weight, width]."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, width, 16])
+def sums_layout(width, warps, bits=16):
+    """How the multiplying warps hold sums [rows of the weight, width] of numbers of so many bits."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, width, 256 // bits])
 
 
 @gluon.constexpr_function
@@ -34,9 +34,12 @@ def results_layout(warps):
 
 
 @gluon.jit
-def bias_of(bias_ptr, n, N, BN: gl.constexpr, BM: gl.constexpr, GATED: gl.constexpr, WARPS: gl.constexpr):
+def bias_of(
+    bias_ptr, n, N, BN: gl.constexpr, BM: gl.constexpr, GATED: gl.constexpr, WARPS: gl.constexpr,
+    BITS: gl.constexpr = 16,
+):  # fmt: skip
     """What the rows of a tile from n on add, [BN, 1]; n of each half of a gated weight."""
     WIDTH: gl.constexpr = BN // 2 if GATED else BN
-    own = gl.arange(0, BN, layout=gl.SliceLayout(1, sums_layout(BM, WARPS)))
+    own = gl.arange(0, BN, layout=gl.SliceLayout(1, sums_layout(BM, WARPS, BITS)))
     own = gl.minimum(n + own % WIDTH, N - 1) + own // WIDTH * N
     return gl.load(bias_ptr + own).to(gl.float32)[:, None]

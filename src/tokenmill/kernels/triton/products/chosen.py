@@ -39,12 +39,12 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Ways:
-    """Ways of one device. cache: the folder that keeps those which were found here. many_rows, few_rows: are there the
-    kernels for Hopper alone, wide.py and stream.py?"""
+    """Ways of one device. cache: the folder that keeps those which were found here. many_rows: is there wide.py, the
+    kernel for Hopper alone?"""
 
-    def __init__(self, launch: Launch, cache: Path | None, *, many_rows: bool, few_rows: bool) -> None:
+    def __init__(self, launch: Launch, cache: Path | None, *, many_rows: bool) -> None:
         real = not INTERPRETED
-        self.launch, self.many_rows, self.few_rows = launch, many_rows, few_rows
+        self.launch, self.many_rows = launch, many_rows
         self.table: dict[str, Way] = measured_ways(torch.cuda.get_device_name()) if real else {}
         self.known = dict(self.table)
         self.found: WayFile | None = None
@@ -92,7 +92,7 @@ class Ways:
 
     def streams(self, x: Tensor, weight: Tensor) -> bool:
         """May stream.py multiply these?"""
-        return self.few_rows and self.launch.hopper and may_stream(x, weight)
+        return self.launch.few_rows and self.launch.hopper and may_stream(x, weight)
 
     def search(self, forced: Callable[..., Tensor], seconds: float) -> Report:
         """Look for faster ways of the products that were made so far; forced: makes one in some way."""

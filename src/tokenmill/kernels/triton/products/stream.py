@@ -5,6 +5,7 @@ the first tiles of the weight before it waits for the launch before it. The othe
 waits for another: what parts of K there are stay unadded, and the operation behind the product, which reads every
 number anyway, adds them. (A program that adds up what others made is there 3 to 6 us longer than these, and so long
 the next product cannot ask for its weight.) What adapters add is made meanwhile, by the launch behind (adapted.py).
+Numbers have 16 bits, or both operands are float8, of which each row has a scale.
 Must not know: layers. Not for the interpreter.
 """
 
@@ -23,10 +24,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tokenmill.kernels.triton.common import act_parts, begin, gated_act, multiprocessors, plain_act, pow2, wait
-from tokenmill.kernels.triton.products.ways_by_shape import STREAM_COLUMNS, Cut
+from tokenmill.kernels.triton.products.ways_by_shape import LINE, Cut
 from tokenmill.kernels.triton.ring import bias_of, make_signs, results_layout, sums_layout
 
-BK = STREAM_COLUMNS
+Scales = tuple[Tensor, Tensor]
+"""What the rows of x and those of the weight are multiplied by, [M] and [N] float32."""
 _REGISTERS = 128
 
 
@@ -52,8 +54,8 @@ def _ask_weight(
 @gluon.jit
 def _copy(
     x_desc, w_desc, x_ring, w_ring, full, free, ready_ptr, N, pieces, steps,
-    BN: gl.constexpr, HEIGHT: gl.constexpr, GATED: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr,
-    BYTES: gl.constexpr, SHADE: gl.constexpr, PDL: gl.constexpr,
+    BK: gl.constexpr, BN: gl.constexpr, HEIGHT: gl.constexpr, GATED: gl.constexpr, SPLIT: gl.constexpr,
+    STAGES: gl.constexpr, BYTES: gl.constexpr, SHADE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The copying warp. BYTES: all that comes for a step. SHADE: tell the next launch when the rows are there."""
     first = _first_of(gl.program_id(0), pieces)
@@ -61,7 +63,7 @@ def _copy(
     for i in gl.static_range(STAGES):
         if i < count:
             piece = first + i // steps
-            column = (piece % SPLIT * steps + i % steps) * 64
+            column = (piece % SPLIT * steps + i % steps) * BK
             mbarrier.expect(full.index(i), BYTES)
             _ask_weight(w_desc, full.index(i), w_ring.index(i), piece // SPLIT * HEIGHT, column, N, BN, HEIGHT, GATED)
     wait(PDL)
@@ -70,12 +72,12 @@ def _copy(
             gl.atomic_xchg(ready_ptr, 1, sem="release")
     for i in gl.static_range(STAGES):
         if i < count:
-            column = ((first + i // steps) % SPLIT * steps + i % steps) * 64
+            column = ((first + i // steps) % SPLIT * steps + i % steps) * BK
             tma.async_copy_global_to_shared(x_desc, [0, column], full.index(i), x_ring.index(i))
     for i in range(STAGES, count):
         stage = i % STAGES
         piece = first + i // steps
-        column = (piece % SPLIT * steps + i % steps) * 64
+        column = (piece % SPLIT * steps + i % steps) * BK
         mbarrier.wait(free.index(stage), (i // STAGES + 1) & 1)
         mbarrier.expect(full.index(stage), BYTES)
         _ask_weight(
@@ -104,16 +106,20 @@ def _sum_steps(
 
 @gluon.jit
 def _write(
-    acc, bias_ptr, residual_ptr, out_ptr, n, part, M, N,
+    acc, step_ptr, scale_ptr, bias_ptr, residual_ptr, out_ptr, n, part, M, N,
     BM: gl.constexpr, BN: gl.constexpr, HEIGHT: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
-    BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
+    BITS: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
 ):  # fmt: skip
     """A tile's results from its sums [BN, BM]; n: its first column of the output. part: of K, of which the first one
     has the bias."""
     WIDTH: gl.constexpr = BN // 2 if GATED else BN
     MADE: gl.constexpr = results_layout(gl.num_warps())
+    if BITS == 8:
+        row = gl.arange(0, BM, layout=gl.SliceLayout(0, sums_layout(BM, gl.num_warps(), BITS)))
+        acc *= bias_of(scale_ptr, n, N, BN, BM, GATED, gl.num_warps(), BITS)
+        acc *= gl.load(step_ptr + row, mask=row < M, other=0.0)[None, :]
     if BIAS:
-        acc += gl.where(part == 0, bias_of(bias_ptr, n, N, BN, BM, GATED, gl.num_warps()), 0.0)
+        acc += gl.where(part == 0, bias_of(bias_ptr, n, N, BN, BM, GATED, gl.num_warps(), BITS), 0.0)
     if GATED:
         both = acc.reshape([2, WIDTH, BM])
         if BN < 128:  # else a thread has both numbers
@@ -137,38 +143,40 @@ def _write(
 
 @gluon.jit
 def _multiply(
-    x_ring, w_ring, full, free, bias_ptr, residual_ptr, out_ptr, M, N, pieces, steps,
+    x_ring, w_ring, full, free, step_ptr, scale_ptr, bias_ptr, residual_ptr, out_ptr, M, N, pieces, steps,
     BM: gl.constexpr, BN: gl.constexpr, HEIGHT: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
     BIAS: gl.constexpr, RESIDUAL: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The multiplying warps: one piece after the other."""
-    SUMS: gl.constexpr = sums_layout(BM, gl.num_warps())
+    BITS: gl.constexpr = w_ring.dtype.primitive_bitwidth
+    SUMS: gl.constexpr = sums_layout(BM, gl.num_warps(), BITS)
     first = _first_of(gl.program_id(0), pieces)
     wait(PDL)
     for piece in range(first, _first_of(gl.program_id(0) + 1, pieces)):
         acc = _sum_steps(x_ring, w_ring, full, free, (piece - first) * steps, steps, BM, BN, SUMS, STAGES)
         part = piece % SPLIT
-        _write(acc, bias_ptr, residual_ptr, out_ptr + part.to(gl.int64) * M * N, piece // SPLIT * HEIGHT, part, M, N,
-               BM, BN, HEIGHT, ACT, GATED, BIAS, RESIDUAL)  # fmt: skip
+        _write(acc, step_ptr, scale_ptr, bias_ptr, residual_ptr, out_ptr + part.to(gl.int64) * M * N,
+               piece // SPLIT * HEIGHT, part, M, N, BM, BN, HEIGHT, ACT, GATED, BITS, BIAS, RESIDUAL)  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["M", "pieces", "steps"])
 def _stream_kernel(
-    x_desc, w_desc, bias_ptr, residual_ptr, out_ptr, ready_ptr, M, N, pieces, steps,
+    x_desc, w_desc, step_ptr, scale_ptr, bias_ptr, residual_ptr, out_ptr, ready_ptr, M, N, pieces, steps,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, HEIGHT: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
     BIAS: gl.constexpr, RESIDUAL: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr, SHADE: gl.constexpr,
-    PDL: gl.constexpr,
+    BYTES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
+    """BYTES: of a row in a step."""
     begin(PDL)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BN, BK], w_desc.layout)
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BM, BK], x_desc.layout)
     full, free = make_signs(STAGES, 1)
     gl.warp_specialize(
         [
-            (_multiply, (x_ring, w_ring, full, free, bias_ptr, residual_ptr, out_ptr, M, N, pieces, steps,
-                         BM, BN, HEIGHT, ACT, GATED, BIAS, RESIDUAL, SPLIT, STAGES, PDL)),
+            (_multiply, (x_ring, w_ring, full, free, step_ptr, scale_ptr, bias_ptr, residual_ptr, out_ptr, M, N, pieces,
+                         steps, BM, BN, HEIGHT, ACT, GATED, BIAS, RESIDUAL, SPLIT, STAGES, PDL)),
             (_copy, (x_desc, w_desc, x_ring, w_ring, full, free, ready_ptr, N, pieces, steps,
-                     BN, HEIGHT, GATED, SPLIT, STAGES, 2 * BK * (BM + (2 * HEIGHT if GATED else HEIGHT)), SHADE,
+                     BK, BN, HEIGHT, GATED, SPLIT, STAGES, BYTES * (BM + (2 * HEIGHT if GATED else HEIGHT)), SHADE,
                      PDL)),
         ],
         [1],
@@ -178,35 +186,37 @@ def _stream_kernel(
 
 def stream(
     x: Tensor, weight: Tensor, bias: Tensor | None, act: str | None, residual: Tensor | None, *, pdl: bool, cut: Cut,
-    ready: Tensor | None = None,
+    ready: Tensor | None = None, scales: Scales | None = None, dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """x [M <= 64, K], weight [N, K] (`may_stream`) -> residual + act(x @ weight.T + bias) [M, N]; cut in parts, these
-    in float32 [parts, M, N], without a residual. ready: in parts, however many, and with room for one more behind them;
-    made 1 when x is there, for a next launch that does not wait for this one, but ends after it."""
+    """x [M <= 64, K], weight [N, K] (`may_stream`) -> residual + act(x @ weight.T + bias) [M, N] in dtype (x's own);
+    cut in parts, these in float32 [parts, M, N], without a residual. ready: in parts, however many, and with room for
+    one more behind them; made 1 when x is there, for a next launch that does not wait for this one, but ends after it.
+    scales: those of float8."""
     rows, inner = x.shape
     kind, gated = act_parts(act)
     width = weight.shape[0] // 2 if gated else weight.shape[0]
     block_n, height, split, stages = cut
     shade = ready is not None
     assert (split == 1 and not shade) or (act is None and residual is None)
-    if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
+    if x.stride(1) != 1 or x.stride(0) * x.element_size() % 16 or x.data_ptr() % 16:
         x = x.contiguous()
     block_m, box = max(16, pow2(rows)), min(64, height & -height)
-    pieces = -(-width // height) * split
+    pieces, columns = -(-width // height) * split, LINE // x.element_size()
     whole = split == 1 and not shade
-    shape, dtype = ((rows, width), x.dtype) if whole else ((split + shade, rows, width), torch.float32)
-    out = torch.empty(shape, dtype=dtype, device=x.device)
+    shape, made = ((rows, width), dtype or x.dtype) if whole else ((split + shade, rows, width), torch.float32)
+    out = torch.empty(shape, dtype=made, device=x.device)
     _stream_kernel[(min(pieces, multiprocessors()),)](
-        _described(x, block_m), _described(weight, box), bias, residual, out, ready, rows, width, pieces,
-        -(-inner // (BK * split)), BM=block_m, BN=block_n, BK=BK, HEIGHT=height, ACT=kind, GATED=gated,
-        BIAS=bias is not None, RESIDUAL=residual is not None, SPLIT=split, STAGES=stages, SHADE=shade, PDL=pdl,
-        num_warps=4, maxnreg=_REGISTERS, launch_pdl=pdl,
+        _described(x, block_m), _described(weight, box), *(scales or (None, None)), bias, residual, out, ready, rows,
+        width, pieces, -(-inner // (columns * split)), BM=block_m, BN=block_n, BK=columns, HEIGHT=height, ACT=kind,
+        GATED=gated, BIAS=bias is not None, RESIDUAL=residual is not None, SPLIT=split,
+        STAGES=stages, SHADE=shade, BYTES=LINE, PDL=pdl, num_warps=4, maxnreg=_REGISTERS, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
 
 def _described(matrix: Tensor, rows: int) -> TensorDescriptor:
     """What the copying warp reads, in tiles of so many rows."""
+    columns, kind = LINE // matrix.element_size(), gl.bfloat16 if matrix.element_size() == 2 else gl.float8e4nv
     return TensorDescriptor.from_tensor(
-        matrix, [rows, BK], gl.NVMMASharedLayout.get_default_for([rows, BK], gl.bfloat16)
+        matrix, [rows, columns], gl.NVMMASharedLayout.get_default_for([rows, columns], kind)
     )

@@ -26,13 +26,13 @@ from tokenmill.kernels.triton.common import INTERPRETED, multiprocessors, pow2, 
 Way = tuple[str | int, ...]
 Cut = tuple[int, int, int, int]
 """How stream.py cuts a product: BN (both halves of a gated weight), output columns of a piece, parts of K, stages."""
-STREAM_COLUMNS, STREAM_BOX = 64, 16
-"""Columns of one of its steps (lines of 128 bytes), and rows of the weight that are copied at once, at least."""
+LINE, _BOX = 128, 16
+"""Bytes of a row in one of its steps, and rows of the weight that are copied at once, at least."""
 _LEAST_PIECES, _LEAST_STEPS, _MOST_PARTS = 40, 4, 4
 """Whoever adds parts up reads them while the next product's weights come: more than four cost more than they gain."""
 _UNDER_WAY = 128 << 10
 """Bytes of the weight that a program asks for ahead."""
-_LINE, _MEMORY, _MEETING = 2.3e-9, 4.4e12, 5e-6
+_A_LINE, _MEMORY, _MEETING = 2.3e-9, 4.4e12, 5e-6
 """Seconds a line takes a multiprocessor's copy engine, bytes a second of memory, and seconds that programs which add up
 what they share are there longer (measured on an H200)."""
 RUNGS = (1, 16, 32, 64, 128, 256, 384, 512)
@@ -145,11 +145,11 @@ def may_stream(x: Tensor, weight: Tensor) -> bool:
 
 
 def stream_cut(
-    rows: int, width: int, inner: int, *, gated: bool = False, parts: bool = False, beside: int = 0
+    rows: int, width: int, inner: int, *, gated: bool = False, parts: bool = False, beside: int = 0, size: int = 2
 ) -> Cut | None:
     """The tiles of a product with so many columns of output; parts: K may be cut, and sums stay in parts. beside: bytes
-    of shared memory that programs of another launch need. None: another kernel, whose programs add up what they share,
-    is faster.
+    of shared memory that programs of another launch need; size: bytes of a number. None: another kernel, whose programs
+    add up what they share, is faster (in 8 bits it never is by much).
 
     What a program copies are lines, those of the weight and, again for each piece, those of the rows; the busiest one
     says how long all takes. So pieces are high, and all programs have as many."""
@@ -157,22 +157,22 @@ def stream_cut(
     least, most = (16, 64) if gated else (64, 128)
     found: list[tuple[int, int, int, int]] = []
     for split in range(2, _MOST_PARTS + 1) if parts else (1,):
-        steps = -(-inner // (STREAM_COLUMNS * split))
-        for height in range(least, most + 1, STREAM_BOX):
+        steps = -(-inner * size // (LINE * split))
+        for height in range(least, most + 1, _BOX):
             pieces = -(-width // height) * split
             rounds = -(-pieces // programs)
             if pieces >= _LEAST_PIECES and (split == 1 or (steps >= _LEAST_STEPS and rounds == 1)):
                 found.append((rounds * steps * (height * halves + block_m), -height, rounds, split))
     lines, less, _, split = min(found, default=(0, 0, 0, 0))
-    if not found or lines * _LINE > halves * width * inner * 2 / _MEMORY + _MEETING:
+    if not found or (size == 2 and lines * _A_LINE > halves * width * inner * size / _MEMORY + _MEETING):
         return None
     height, block_n = -less, max(64, pow2(-less * halves))
     apart = gated and block_n < 128  # gates and their partners are in different threads
     passing = (block_n if gated and not apart else 4 * block_n) * block_m + 1024  # through shared memory, to be written
     if beside:
         passing = max(2 * block_n * block_m, 8192) + beside
-    stages = (shared_memory() - passing) // (2 * STREAM_COLUMNS * (block_n + block_m))
-    return block_n, height, split, min(stages, -(-_UNDER_WAY // (2 * STREAM_COLUMNS * height * halves)), 12)
+    stages = (shared_memory() - passing) // (LINE * (block_n + block_m))
+    return block_n, height, split, min(stages, -(-_UNDER_WAY // (LINE * height * halves)), 12)
 
 
 def wide_way(rows: int, out: int, programs: int, *, fused: bool) -> Way:

@@ -7,6 +7,7 @@ Ways, as in ways_by_shape.py:
     ["gemv", BN, words, warps, early lines]              one row, of 4 bits a few
     ["thin", BN, BK, split, stages, warps, prefetch]     few rows
     ["stream", BN, BM, split, stages, warps, registers]  some rows, 4 bits, on Hopper
+    ["stream", BN, height, 1, stages]                    2 to 64 rows, float8, on Hopper: by a rule (products/stream.py)
     ["wide", BM, BN, BK, stages, warps]                  many rows, rounded
     ["library"]                                          many rows, rounded, through cuBLAS
     ["widen"]                                            the weight is widened, then cuBLAS
@@ -24,7 +25,7 @@ from torch import Tensor
 from tokenmill.compute.forward import Act, NormSpec
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts
 from tokenmill.kernels.triton.launch import Launch
-from tokenmill.kernels.triton.products.ways_by_shape import Way, read_measured
+from tokenmill.kernels.triton.products.ways_by_shape import Way, read_measured, stream_cut
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
 from tokenmill.kernels.triton.quantised.narrow_gemv import narrow_gemv
 from tokenmill.kernels.triton.quantised.narrow_round import round_rows
@@ -66,8 +67,10 @@ def _measured(ways: dict[str, Way], rows: int, weight: NarrowMatrix, act: str | 
 
 
 def rungs(rows: int) -> list[int]:
-    """The rungs that may serve so many rows, closest first."""
-    return [1] if rows == 1 else [*(r for r in RUNGS if rows <= r), 0]
+    """The rungs that may serve so many rows, closest first: what is good for many is not for few."""
+    if rows <= _FEW:
+        return [1] if rows == 1 else [r for r in RUNGS if rows <= r <= _FEW]
+    return [*(r for r in RUNGS if rows <= r), 0]
 
 
 def measured_narrow(device: str) -> dict[str, Way]:
@@ -116,9 +119,22 @@ def default_gemv(weight: NarrowMatrix, *, gated: bool, several: bool = False) ->
     if several:
         return ("gemv", 2, 256, 1, 0) if gated else ("gemv", 4, 256, 2, 0)
     if weight.bits == 8:
-        return "gemv", 4 if gated else 8, 256, 2, 0
+        return _gemv_of_rows(*weight.shape, gated=gated) if weight.plain else ("gemv", 4 if gated else 8, 256, 2, 0)
     long = weight.shape[1] >= 8192 and weight.group >= BLOCK
     return ("gemv", 2, 512, 2, 0) if gated or long else ("gemv", 4, 256, 2, 0)
+
+
+def _gemv_of_rows(out: int, inner: int, *, gated: bool) -> Way:
+    """Eight bits with a scale per row, by a sweep over the products of four models: long rows in long pieces by many
+    programs; where there are few programs, a piece should leave little of a row."""
+    if gated:
+        return "gemv", 4, 128, 1, 0
+    if inner >= 8192:
+        return "gemv", 8, 512, 4, 16
+    if out > 16384:
+        return "gemv", 8, 256, 2, 0
+    filled = inner / (-(-inner // 2048) * 2048)
+    return ("gemv", 4, 512, 4, 0) if out <= 4096 or filled > 0.8 else ("gemv", 4, 256, 2, 0)
 
 
 def default_stream(rows: int, width: int, inner: int, *, gated: bool) -> Way:
@@ -163,15 +179,27 @@ def narrow_linear(
     pdl, scratch = launch.pdl, launch.scratch
     if way[0] == "gemv":
         return narrow_gemv(x, weight, norm, act, residual, pdl=pdl, config=way[1:])
-    if way[0] == "stream":
+    if way[0] == "stream" and weight.bits == 4:
         return narrow_stream(x, weight, act, residual, scratch=scratch, pdl=pdl, config=way[1:])
     if way[0] == "thin" and weight.group > 0 and not weight.blocks:
         return narrow_thin(x, weight, act, residual, x.dtype, scratch=scratch, pdl=pdl, config=way[1:])
     rounded = round_rows(x, weight.data.dtype, norm, pdl=pdl)
+    if way[0] == "stream":
+        from tokenmill.kernels.triton.products.stream import stream  # the interpreter cannot load it
+
+        q, steps = rounded
+        return stream(q, weight.data, weight.bias, act, residual, pdl=pdl, cut=way[1:], scales=(steps, weight.scales),
+                      dtype=x.dtype)  # type: ignore[arg-type]  # fmt: skip
     if way[0] == "thin":
         return narrow_thin(rounded, weight, act, residual, x.dtype, scratch=scratch, pdl=pdl, config=way[1:])
     assert way[0] == "wide", "the other ways are not kernels of ours"
     return narrow_wide(*rounded, weight, act, residual, x.dtype, pdl=pdl, config=way[1:])
+
+
+def _streams_rounded(x: Tensor, weight: NarrowMatrix) -> bool:
+    """May stream.py multiply these, once x is rounded?"""
+    typed = weight.plain and weight.data.dtype == torch.float8_e4m3fn
+    return typed and 1 < x.shape[0] <= _FEW and weight.shape[1] % 16 == 0 and weight.data.data_ptr() % 16 == 0
 
 
 def scaled_product(x: Tensor, weight: NarrowMatrix, norm: NormSpec | None, *, pdl: bool) -> Tensor:
@@ -208,8 +236,13 @@ def narrow_way(launch: Launch, x: Tensor, weight: NarrowMatrix, act: Act | None)
     if 1 < x.shape[0] <= _rows_by_gemv(x, weight):
         return default_gemv(weight, gated=gated, several=True)
     found = _measured(launch.narrow_ways, x.shape[0], weight, act)
+    if found is None and launch.hopper and launch.few_rows and _streams_rounded(x, weight):
+        cut = stream_cut(x.shape[0], width, weight.shape[1], gated=gated, size=1)
+        if cut is not None:
+            return "stream", *cut
     streams = launch.hopper and can_stream(x, weight, gated=gated)
-    if found is None or (found[0] == "stream" and not streams) or (found[0] == "library" and not library):
+    cannot = found is not None and found[0] == "stream" and weight.bits == 4 and not streams
+    if found is None or cannot or (found[0] == "library" and not library):
         return default_narrow(
             x.shape[0], weight, gated=gated, library=library, small=launch.small, streams=streams
         )  # fmt: skip
