@@ -28,6 +28,9 @@ def activate(x: Tensor, act: str) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
         return (up + 1.0) * (gate * row_stable.sigmoid(1.702 * gate))
+    if act == "clipped_silu_mul":
+        gate, up = x.chunk(2, dim=-1)
+        return _plain_activation(gate.clamp(max=10.0), "silu") * up.clamp(-10.0, 10.0)
     if act.endswith("_mul"):
         gate, up = x.chunk(2, dim=-1)
         return _plain_activation(gate, act.removesuffix("_mul")) * up

@@ -15,7 +15,7 @@ from tokenmill.models.positions import RopeRule
 from tokenmill.models.rules import Dense, LayerRule, Number
 
 if TYPE_CHECKING:
-    from tokenmill.compute.forward import GateAct, RouteSpec
+    from tokenmill.compute.forward import Act, GateAct, RouteSpec
     from tokenmill.layers.build import Build
     from tokenmill.layers.experts import ExpertWeights
 
@@ -220,6 +220,8 @@ class Mix:
     dense: Dense = rules.never
     route: Route = field(default_factory=Route)
     shared: Shared | None = None
+    act: Act | None = None
+    """The routed experts' activation, whatever the config says of the others."""
     load: LoadExperts | None = None
     """Loads this family's experts, if they are stored neither one by one nor as gate_up_proj and down_proj."""
 

@@ -1,4 +1,4 @@
-"""An index that chooses which keys a layer's queries see (DeepSeek V3.2, GLM-5). Owns: its products, its keys' place in
+"""An index that chooses which keys a layer's queries see (DeepSeek V3.2, GLM-5, Hy4). Owns: its products, its keys' place in
 the cache, and which layers take the choice of an earlier one.
 
 It is a small attention of its own, with one key head and no values: keys lie in pages of their own, and for each token
@@ -32,7 +32,10 @@ class KeyIndex:
         self.top, self.chosen = c.need("index_topk", int), chosen
         self.queries = b.settled(b.weight("wq_b", (heads * dim, c.need("q_lora_rank", int))))
         self.keys = b.settled(b.weight("wk", (dim, hidden)))
-        self.norm = b.norm("k_norm", dim, _EPS, layer=True, bias=True)
+        last = c.architecture == "HYV4ForCausalLM"
+        """Numbers at the end of keys rotate, not those at the front, and the norm is as exact as the gains."""
+        eps = c.get("rms_norm_eps", float, 1e-5, low=0.0) if last else _EPS
+        self.norm = (b.exactly(torch.float32) if last else b).norm("k_norm", dim, eps, layer=True, bias=True)
         # It stays in float32, as a router does: rounding would change which keys are chosen.
         self.gains = b.settled(b.exactly(torch.float32).weight("weights_proj", (heads, hidden), exact=True))
         kv = KVSpec("latent", 1, dim, dim)
@@ -44,7 +47,7 @@ class KeyIndex:
             heads=heads,
             kv=kv,
             scale=(dim * heads) ** -0.5,
-            rope=make_rope(b, rope, interleaved=pairs),
+            rope=make_rope(b, rope, interleaved=pairs, start=dim - rope.dim if last else 0),
         )
 
     def choose(self, x: Tensor, low: Tensor, norm: NormSpec | None, ctx: ForwardContext) -> Tensor | None:
@@ -101,7 +104,7 @@ class Indices:
 def _is_shared(c: ModelConfig, layer: int) -> bool:
     """Does this layer take the choice of an earlier one? Layers that draft later tokens never do."""
     layers = c.need("num_hidden_layers", int)
-    if c.architecture != "GlmMoeDsaForCausalLM" or layer >= layers:
+    if c.architecture not in ("GlmMoeDsaForCausalLM", "HYV4ForCausalLM") or layer >= layers:
         return False
     name = next((name for name in ("indexer_types", "index_topk_pattern") if c.has(name)), None)
     if name is not None:
@@ -109,5 +112,7 @@ def _is_shared(c: ModelConfig, layer: int) -> bool:
         if len(kinds) != layers or not set(kinds) <= {"full", "shared"}:
             raise c.refuse(name, "must name 'full' or 'shared' for each of num_hidden_layers.")
         return kinds[layer] == "shared"
+    if c.architecture == "HYV4ForCausalLM":  # the first, the second, and every fourth from there have their own
+        return layer > 0 and (layer - 1) % 4 != 0
     every, offset = c.get("index_topk_freq", int, 1), c.get("index_skip_topk_offset", int, 2, low=0)
     return max(layer - offset + 1, 0) % every != 0

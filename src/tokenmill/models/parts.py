@@ -248,7 +248,7 @@ def make_mixture(c: ModelConfig, b: Build, at: Build, row: Mix, feed: Feed, inde
     weights = (row.load or load_experts)(place, route, hidden, inner, row.names)
     shared = _shared(c, inside, at, row.shared, feed, act)
     routing = Routing(row.route.wide, row.route.inputs)
-    made = Experts(b, router, route, weights, act, shared=shared, routing=routing)
+    made = Experts(b, router, route, weights, row.act or act, shared=shared, routing=routing)
     mean = row.shared.mean if row.shared is not None and shared is not None else ""
     return Halved(made) if mean and c.choice(mean, {"average": True, "sum": False}, "average") else made
 

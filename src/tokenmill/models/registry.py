@@ -48,6 +48,7 @@ _FAMILIES = {
     "Gemma3nForCausalLM": "gemma3n",
     "Gemma4ForCausalLM": "gemma4",
     "GptOssForCausalLM": "gpt_oss",
+    "HYV4ForCausalLM": "hy_v4",
     "KimiLinearForCausalLM": "kimi_linear",
     "BailingHybridForCausalLM": "bailing_hybrid",
     "MiniMaxForCausalLM": "minimax",

@@ -377,6 +377,15 @@ def families() -> dict[str, list[Case]]:
             {**DEEP, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "n_group": None, "topk_group": None,
              "n_shared_experts": 2, **BIASED, "index_topk": 33},
             {"norm_topk_prob": False, "n_group": 1, "topk_group": 1, "index_topk": 128, **TIED}),
+        "hy_v4": several(
+            hf.HYV4Config, {**{k: v for k, v in {**BASE, **LATENT, **GROUPED, **INDEX}.items()
+                               if k != "first_k_dense_replace"}, "n_group": 1, "topk_group": 1},
+            {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}},
+            {"num_hidden_layers": 6, "mlp_layer_types": ["sparse", "dense"] * 3, "hc_mult": 3, "hc_magnitude": 1.5,
+             "n_group": 4, "topk_group": 2, "n_shared_experts": 2, **BIASED, "index_topk": 33, "hidden_act": "gelu"},
+            {**DEEP, "indexer_types": ["full", "shared", "shared", "full"], "hc_mult": 1, "norm_topk_prob": False,
+             "rms_norm_eps": 1e-2, "hc_eps": 0.1, "index_head_dim": 6, **TIED},
+            {"index_topk": 128}),
         "longcat_flash": several(
             hf.LongcatFlashConfig,
             {**{k: v for k, v in {**BASE, **LATENT}.items() if k not in ("num_hidden_layers", "intermediate_size")},
@@ -498,7 +507,7 @@ ALL = {f"{name}-{i}": case for name, cases in FAMILIES.items() for i, case in en
 
 FILES = {"mistral4": "Mistral4ForCausalLM", "sarvam_mla": "SarvamMLAForCausalLM", "youtu": "YoutuForCausalLM",
          "minicpm3": "MiniCPM3ForCausalLM", "axk1": "AXK1ForCausalLM", "axk2": "AXK2ForCausalLM",
-         "longcat_flash": "LongcatFlashForCausalLM",
+         "longcat_flash": "LongcatFlashForCausalLM", "hy_v4": "HYV4ForCausalLM",
          "deepseek_v3": "DeepseekV3ForCausalLM", "deepseek_v32": "DeepseekV32ForCausalLM",
          "glm_moe_dsa": "GlmMoeDsaForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
          "gemma3n": "Gemma3nForCausalLM", "gemma4": "Gemma4ForCausalLM",

@@ -16,3 +16,5 @@ ACTS: dict[str | None, int] = {
 }
 GATED = frozenset({"silu_mul", "gelu_mul", "gelu_tanh_mul", "oai_swiglu"})
 """Those of [gate | up]."""
+IN_TORCH = frozenset({"clipped_silu_mul"})
+"""Those that csrc does not know; they are gated."""

@@ -104,11 +104,13 @@ def plain_act(x, ACT: tl.constexpr):
 
 @triton.jit
 def gated_act(gate, up, ACT: tl.constexpr):
-    """ACT: the plain activation of the gate, or "oai_swiglu"."""
+    """ACT: the plain activation of the gate, "clipped_silu" or "oai_swiglu"."""
     if ACT == "oai_swiglu":
         gate = least_of(gate, 7.0)
         up = least_of(most_of(up, -7.0), 7.0)
         y = (up + 1.0) * (gate * sigmoid(1.702 * gate))
+    elif ACT == "clipped_silu":
+        y = plain_act(least_of(gate, 10.0), "silu") * least_of(most_of(up, -10.0), 10.0)
     else:
         y = plain_act(gate, ACT) * up
     return y

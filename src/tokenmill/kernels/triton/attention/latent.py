@@ -22,7 +22,7 @@ from tokenmill.kernels.triton.attention.paging import (
     path_parts,
     place_of,
 )
-from tokenmill.kernels.triton.attention.partial import join_here, parts_of, programs_for_a_tile
+from tokenmill.kernels.triton.attention.partial import join_here, parts_of, programs_for_a_tile, weigh_sinks
 from tokenmill.kernels.triton.attention.prepare import Way, mates, rotated
 from tokenmill.kernels.triton.attention.stored import (
     can_store,
@@ -110,7 +110,7 @@ def serves(spec: AttentionSpec, ctx: ForwardContext) -> bool:
     kv, rope, view = spec.kv, spec.rope, ctx.kv[spec.layer]
     more = kv.key_dim - kv.value_dim
     rotated = more > 0 and (rope is None or (rope.start == kv.value_dim and rope.dim == more))
-    bare = spec.touches.q_norm is None and spec.touches.k_norm is None and spec.sinks is None and spec.alibi is None
+    bare = spec.touches.q_norm is None and spec.touches.k_norm is None and spec.alibi is None
     plain = can_store(view) and ctx.groups[spec.group].first is None
     return rotated and bare and plain and not spec.softcap and not spec.window and kv.value_dim <= 512
 
@@ -151,12 +151,12 @@ def _prepare(
 
 @triton.jit(do_not_specialize=["S", "table_stride", "places_stride"])
 def _latent_kernel(
-    q_ptr, key_ptr, scale_ptr, table_ptr, start_ptr, len_ptr, root_ptr, place_ptr, chosen_ptr, out_ptr, partial,
-    S, table_stride, places_stride, key_block, key_row, scale_block, scale_row, scale,
+    q_ptr, key_ptr, scale_ptr, table_ptr, start_ptr, len_ptr, root_ptr, place_ptr, chosen_ptr, sink_ptr, out_ptr,
+    partial, S, table_stride, places_stride, key_block, key_row, scale_block, scale_row, scale,
     H: tl.constexpr, L: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr,
     BQ: tl.constexpr, BH: tl.constexpr, BN: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr,
-    SPLIT: tl.constexpr, TREE: tl.constexpr, CHOSEN: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    SPLIT: tl.constexpr, TREE: tl.constexpr, CHOSEN: tl.constexpr, SINKS: tl.constexpr, KIND: tl.constexpr,
+    WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """SPLIT: the second dimension of the grid shares the vectors of a tile out; the last one to end joins the parts.
     CHOSEN: each token sees the keys of a list of so many positions; 0: all up to its own."""
@@ -244,6 +244,8 @@ def _latent_kernel(
     if SPLIT:
         joins, acc, top, total = join_here(acc, top, total, row, real, low_d, partial, active, BQ * BH, BL, L)
     if joins:
+        if SINKS:
+            acc, total = weigh_sinks(acc, top, total, head, real, sink_ptr)
         y = acc / tl.where(real, total, 1.0)[:, None]
         target = out_ptr + ((start + query).to(tl.int64) * H + head)[:, None] * L + low_d[None, :]
         tl.store(target, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & (low_d < L)[None, :])
@@ -279,12 +281,13 @@ def attend_vectors(
     partial = parts_of(scratch, splits * tiles * head_tiles * block_q * block_h * latent, q.device)
     roots, places, apart = path_parts(plan.paths)
     _latent_kernel[(head_tiles * tiles, splits)](
-        q, kv.key, scales_of(kv)[0], plan.tables, ctx.query_start, ctx.kv_len, roots, places, keys, out, partial,
-        seqs, plan.tables.stride(0), apart,
+        q, kv.key, scales_of(kv)[0], plan.tables, ctx.query_start, ctx.kv_len, roots, places, keys, spec.sinks, out,
+        partial, seqs, plan.tables.stride(0), apart,
         kv.key.stride(0), kv.key.stride(2), scales[0], scales[2], spec.scale,
         H=heads, L=latent, R=spec.kv.key_dim - latent, SIZE=ctx.block_size,
         BQ=block_q, BH=block_h, BN=block_n, BL=max(16, pow2(latent)), BR=max(16, pow2(spec.kv.key_dim - latent)),
-        SPLIT=splits > 1, TREE=roots is not None, CHOSEN=0 if keys is None else keys.shape[1], KIND=kind,
+        SPLIT=splits > 1, TREE=roots is not None, CHOSEN=0 if keys is None else keys.shape[1],
+        SINKS=spec.sinks is not None, KIND=kind,
         WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
 

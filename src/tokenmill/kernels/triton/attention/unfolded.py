@@ -121,7 +121,8 @@ def attend_unfolded(
         if not shared:
             keys[..., plain:] = high
         gathered = Gathered(keys, torch.bmm(one, downs), high if shared else None)
-        attend_long(q[:, these], out[:, these], spec, ctx, arranged, gathered, pdl=pdl, hopper=hopper)
+        own = spec if spec.sinks is None else replace(spec, sinks=spec.sinks[these])
+        attend_long(q[:, these], out[:, these], own, ctx, arranged, gathered, pdl=pdl, hopper=hopper)
 
 
 def last_tokens(ctx: ForwardContext) -> tuple[Tensor, ForwardContext]:

@@ -1,0 +1,118 @@
+"""Hy4: several streams of hidden states (hyper-connections), latent attention with an index of keys, sinks and gates, and
+experts whose gates and inputs are clipped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from tokenmill.compute.forward import ForwardContext, NormSpec
+from tokenmill.core.errors import UndividedError
+from tokenmill.layers.block import Block
+from tokenmill.layers.build import Build
+from tokenmill.layers.hyper_connections import HyperConnection, HyperHead, HyperShape, hyper_shape
+from tokenmill.models.common import read_sizes, rms
+from tokenmill.models.config import ModelConfig
+from tokenmill.models.decoder import Decoder, Ends
+from tokenmill.models.family_row import Drafts, Feed, Norms, Shared
+from tokenmill.models.key_index import Indices
+from tokenmill.models.latent_attention import LatentAttention
+from tokenmill.models.parts import make_feed, make_mixture, not_computed
+from tokenmill.models.rules import glm_dense, product
+from tokenmill.models.table_mixtures import DEEPSEEK_MIX
+
+_SHARED = "shared_experts"
+_PARTS = ("fn", "base", "scale")
+
+
+class Layer:
+    """Attention and a feed-forward part, each between what mixes the streams and what adds to them. out: the last layer
+    joins them into one."""
+
+    def __init__(self, around: list[tuple[HyperConnection, NormSpec, Block]], out: HyperHead | None) -> None:
+        self.around, self.out = around, out
+
+    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, streams * hidden] -> the same, or [T, hidden] after the last layer."""
+        for hyper, norm, block in self.around:
+            mixed, outer = hyper.mix(x, ctx)
+            x = hyper.add(x, block(mixed, ctx, norm=norm), outer)
+        return x if self.out is None else self.out(x, ctx)
+
+
+class HyV4(Decoder):
+    """A decoder whose embeddings become equal streams."""
+
+    undivided = True
+
+    def _embed(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
+        return super()._embed(tokens, ctx).repeat(1, self.streams)
+
+
+def build(c: ModelConfig, b: Build) -> Decoder:
+    """Hy4 from its config."""
+    if not b.place.is_whole:
+        raise UndividedError("Hy4")
+    sizes, indices, body = read_sizes(c), Indices(c), b.under("model", "embed_tokens.weight")
+    count, eps = c.get("hc_mult", int, 4, high=64), c.get("rms_norm_eps", float, 1e-5, low=0.0)
+    least, most = c.get("hc_eps", float, 1e-6, low=0.0), c.get("hc_magnitude", float, 2.0)
+    shape = hyper_shape(b, count, sizes.hidden, eps, least, most)
+    last = sizes.layers - 1
+
+    def layer(body: Build, index: int) -> Layer:
+        out = HyperHead(body, shape, _hyper_names(body, "hc_head", "hc_head", "head_")) if index == last else None
+        return Layer(_around(c, b, body.at(f"layers.{index}"), index, (shape, indices)), out)
+
+    b.book.used.update(not_computed(c, b, Drafts(r"^model\.mtp_layers\."), sizes.layers))
+    model = HyV4(b, body, sizes, Ends(norm=rms(c, "norm")), layer)
+    model.streams = count
+    return model
+
+
+def _around(
+    c: ModelConfig, b: Build, at: Build, index: int, whole: tuple[HyperShape, Indices]
+) -> list[tuple[HyperConnection, NormSpec, Block]]:
+    """The two blocks of a layer, whose tensors lie `at` there."""
+    (shape, indices), inside = whole, at.at("self_attn")
+    attention = LatentAttention(
+        c, inside, shape.hidden, indices.of(inside, index), gate=_gate(inside), wide=True,
+        sinks=_first(inside, "learnable_sink_param", "sinks"),
+    )  # fmt: skip
+    made = []
+    for ours, theirs, name, block in (
+        ("attn_hc", "hc_attn_layer", "input_layernorm", attention),
+        ("ffn_hc", "hc_mlp_layer", "post_attention_layernorm", _feed(c, b, at, index)),
+    ):
+        made.append((HyperConnection(at, shape, _hyper_names(at, ours, theirs)), rms(c, name)(at), block))
+    return made
+
+
+def _feed(c: ModelConfig, b: Build, at: Build, index: int) -> Block:
+    """A layer's feed-forward part."""
+    if glm_dense(c, index):
+        return make_feed(c, at, Feed(names=(_gate(at.at("mlp")), "up_proj", "down_proj")), Norms())
+    names = (_gate(at.at("mlp").at(_SHARED)), "up_proj", "down_proj")
+    shared = Shared(_SHARED, product("moe_intermediate_size", "n_shared_experts"), names)
+    return make_mixture(c, b, at, replace(DEEPSEEK_MIX, shared=shared, act="clipped_silu_mul"), Feed(), index)
+
+
+def _gate(b: Build) -> str:
+    """Of attention and of feed-forward parts: published files call it otherwise than Transformers."""
+    return "linear_gate" if b.has("linear_gate.weight") else "gate_proj"
+
+
+def _first(b: Build, *names: str) -> str:
+    """The first of these tensors that is there, or the last name."""
+    return next((name for name in names if b.has(name)), names[-1])
+
+
+def _hyper_names(b: Build, ours: str, theirs: str, more: str = "") -> tuple[str, str, str]:
+    """The names of a connection's tensors: as published, as Transformers saves them, or as it calls them."""
+    own = "hc_" if more else ""
+    fn, base, scale = (
+        _first(b, f"{theirs}.hc_pre.hc_{more}{part}", f"{theirs}.hc_{more}{part}",
+               f"hc_pre.{theirs}.hc_{more}{part}", f"{ours}.{own}{part}")
+        for part in _PARTS
+    )  # fmt: skip
+    return fn, base, scale
