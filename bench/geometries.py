@@ -204,7 +204,7 @@ FAMILIES: dict[str, Config] = {
     )
 } | {
     # Less than the longest context here.
-    **{name: {"index_topk": 512} for name in ("axk2", "deepseek_v32", "glm_moe_dsa")},
+    **{name: {"index_topk": 512} for name in ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4")},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1},
     "gemma3n_text": {"num_kv_shared_layers": 1, "intermediate_size": 16384, "activation_sparsity_pattern": None,
                      "layer_types": ["sliding_attention", "full_attention"] * 2},

@@ -97,6 +97,8 @@ OWN_FILES = {
     "SarvamMLAForCausalLM": "latent attention, shared and routed experts; Sarvam 105B",
     "AXK1ForCausalLM": "DeepSeek V3 with a norm behind each mixture; A.X K1",
     "AXK2ForCausalLM": "DeepSeek V3.2 with gated norms, and gates of attention's columns made with queries; A.X K2",
+    "HYV4ForCausalLM": "streams of hidden states (hyper-connections), GLM-5's attention with sinks and gates, clipped "
+    "experts; Hy4; without its layers for drafts; not in pipeline stages",
     "LongcatFlashForCausalLM": "two latent attentions a layer, past which experts lead; some of these do nothing; "
     "without its layers for drafts",
     "MiniCPM3ForCausalLM": "latent attention, factors on embeddings, blocks and logits",

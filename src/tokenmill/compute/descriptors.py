@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 Act = Literal["silu", "gelu", "gelu_tanh", "relu", "silu_mul", "gelu_mul", "gelu_tanh_mul", "relu2", "oai_swiglu",
               "clipped_silu_mul"]  # fmt: skip
-"""`*_mul` and `oai_swiglu` take [gate | up] concatenated on the last dimension and halve it. "clipped_silu_mul": the gate
-is at most 10 before its SiLU, and up is at most 10 away from 0."""
+"""`*_mul` and `oai_swiglu` take [gate | up] concatenated on the last dimension and halve it. "clipped_silu_mul": the
+gate is at most 10 before its SiLU, and up is at most 10 away from 0."""
 GateAct = Literal["silu", "sigmoid", "softplus", "relu", "relu2", "gelu_tanh", "none"]
 """What a gate may be turned into before it multiplies; "none": it stays as it is."""
 

@@ -217,18 +217,13 @@ _FILES: dict[str, Fields] = {
         layers="indexed_attention",
     ),
     "HYV4ForCausalLM": Fields(
-        "hy_v4",
-        needed=_LATENT,
+        "hy_v4", needed=_LATENT, layers="indexed_attention",
         defaults={**without(_INDEXED, "first_k_dense_replace", "rope_interleave", "num_nextn_predict_layers"),
                   "max_position_embeddings": 262144, "num_key_value_heads": None, "q_lora_rank": 1536,
-                  "qk_nope_head_dim": 192, "v_head_dim": 256, "rms_norm_eps": 1e-5, "index_n_heads": 16,
-                  "routed_scaling_factor": 2.827, "indexer_types": None, "hc_mult": 4, "hc_magnitude": 2.0,
-                  "hc_eps": 1e-6},
-        # Its experts' activation is built with this limit alone.
-        only={**NO_MLP_BIAS, **SIGMOID, "swiglu_limit": (10.0,), "moe_layer_freq": (1,),
-              "first_k_dense_replace": (1,), "rope_interleave": (False,), "indexer_rope_interleave": (False,)},
-        ignored=(*MOE, "head_dim", "qk_head_dim", "learnable_sink_init"),
-        layers="indexed_attention",
+                  "qk_nope_head_dim": 192, "v_head_dim": 256, "rms_norm_eps": 1e-5, "routed_scaling_factor": 2.827,
+                  "index_n_heads": 16, "indexer_types": None, "hc_mult": 4, "hc_magnitude": 2.0, "hc_eps": 1e-6},
+        only={**_INDEXED_ONLY, "rope_interleave": (False,), "indexer_rope_interleave": (False,),
+              "swiglu_limit": (10.0,), "first_k_dense_replace": (1,)}, ignored=(*_INDEXED_IDLE, "learnable_sink_init"),
     ),
     "LongcatFlashForCausalLM": Fields(
         "longcat_flash",

@@ -1,17 +1,20 @@
-"""Hy4: several streams of hidden states (hyper-connections), latent attention with an index of keys, sinks and gates, and
-experts whose gates and inputs are clipped."""
+"""Hy4: several streams of hidden states (hyper-connections), latent attention with an index of keys, sinks and gates,
+and routed experts whose numbers are clipped."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, NormSpec
 from tokenmill.core.errors import UndividedError
+from tokenmill.layers.attention import local_heads
 from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
 from tokenmill.layers.hyper_connections import HyperConnection, HyperHead, HyperShape, hyper_shape
+from tokenmill.layers.linear import ColumnLinear, Rows
 from tokenmill.models.common import read_sizes, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
@@ -75,16 +78,22 @@ def _around(
 ) -> list[tuple[HyperConnection, NormSpec, Block]]:
     """The two blocks of a layer, whose tensors lie `at` there."""
     (shape, indices), inside = whole, at.at("self_attn")
-    attention = LatentAttention(
-        c, inside, shape.hidden, indices.of(inside, index), gate=_gate(inside), wide=True,
-        sinks=_first(inside, "learnable_sink_param", "sinks"),
-    )  # fmt: skip
+    attention = _gated(c, inside, LatentAttention(c, inside, shape.hidden, indices.of(inside, index)))
     made = []
     for ours, theirs, name, block in (
         ("attn_hc", "hc_attn_layer", "input_layernorm", attention),
         ("ffn_hc", "hc_mlp_layer", "post_attention_layernorm", _feed(c, b, at, index)),
     ):
         made.append((HyperConnection(at, shape, _hyper_names(at, ours, theirs)), rms(c, name)(at), block))
+    return made
+
+
+def _gated(c: ModelConfig, b: Build, made: LatentAttention) -> LatentAttention:
+    """The same with a gate for each number of a head's result, and a score for each head that no key belongs to."""
+    heads, hidden = c.need("num_attention_heads", int), c.need("hidden_size", int)
+    made.gate = ColumnLinear(b, hidden, {_gate(b): Rows(heads * made.value, heads)}).weight
+    sinks = local_heads(b, b.tensor(_first(b, "learnable_sink_param", "sinks"), (heads,), torch.float32))
+    made.spec, made.fresh = replace(made.spec, sinks=sinks), replace(made.fresh, sinks=sinks)
     return made
 
 

@@ -1,5 +1,5 @@
-"""An index that chooses which keys a layer's queries see (DeepSeek V3.2, GLM-5, Hy4). Owns: its products, its keys' place in
-the cache, and which layers take the choice of an earlier one.
+"""An index that chooses which keys a layer's queries see (DeepSeek V3.2, GLM-5, Hy4). Owns: its products, its keys'
+place in the cache, and which layers take the choice of an earlier one.
 
 It is a small attention of its own, with one key head and no values: keys lie in pages of their own, and for each token
 those with the best scores are chosen. Must not know: what attends to them.

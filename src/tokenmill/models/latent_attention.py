@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenmill.compute.adapters import Forms
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, Touches
-from tokenmill.layers.attention import local_heads, temperatures
+from tokenmill.layers.attention import temperatures
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
@@ -39,15 +39,12 @@ class LatentAttention(Projected):
         *,
         rotates: bool = True,
         gate: str = "",
-        wide: bool = False,
-        sinks: str = "",
         output: str = "o_proj",
         scaled: bool = False,
     ) -> None:
         """index: makes what chooses the keys that a token sees; without one it sees all. rotates: False: the part of
         keys that others rotate is there, and stays as it is. gate: the product whose sigmoids multiply the heads'
-        results: one for each head, or (wide) for each of a head's numbers. sinks: the tensor with a score for each head
-        that no key belongs to. scaled: what is made from a small vector is multiplied as if it were made from one of the model's
+        results. scaled: what is made from a small vector is multiplied as if it were made from one of the model's
         width."""
         heads, bias = c.need("num_attention_heads", int), c.get("attention_bias", bool, False)
         self.nope, self.rotated = c.need("qk_nope_head_dim", int), c.need("qk_rope_head_dim", int)
@@ -72,8 +69,7 @@ class LatentAttention(Projected):
         self.up = None if self.site is None else up
         """What adapters are worked into: new weights must reach it."""
         self.output = RowLinear(b, heads * self.value, hidden, output, bias=bias)
-        gates = Rows(heads * self.value if wide else heads, heads)
-        self.gate = ColumnLinear(b, hidden, {gate: gates}).weight if gate else None
+        self.gate = ColumnLinear(b, hidden, {gate: Rows(heads, heads)}).weight if gate else None
         settings = (mistral4_rope if c.architecture == "Mistral4ForCausalLM" else whole_rope)(c, self.rotated)
         gain = attention_gain(settings) * (hidden / q_rank if scaled and q_rank else 1.0) ** 0.5
         kv = KVSpec("latent", 1, self.latent + self.rotated, self.latent)
@@ -84,7 +80,6 @@ class LatentAttention(Projected):
             scale=(self.nope + self.rotated) ** -0.5 * gain,
             rope=make_rope(b, settings, interleaved=_interleaved(c), start=self.latent) if rotates else None,
             touches=Touches(temper=_temper(c, b)),
-            sinks=local_heads(b, b.tensor(sinks, (heads,), torch.float32)) if sinks else None,
         )
         if scaled:  # in float32: narrower weights would round the factor
             wider = self.kv_norm.weight.float() * (hidden / self.latent) ** 0.5

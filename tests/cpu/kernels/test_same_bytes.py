@@ -59,7 +59,8 @@ def test_norm(kind, width, dtype):
     company_free(lambda x: KERNELS.norm(x, spec), random(40, width, dtype=dtype))
 
 
-ACTS = ["silu", "gelu", "gelu_tanh", "relu", "relu2", "silu_mul", "gelu_mul", "gelu_tanh_mul", "oai_swiglu"]
+ACTS = ["silu", "gelu", "gelu_tanh", "relu", "relu2", "silu_mul", "gelu_mul", "gelu_tanh_mul", "oai_swiglu",
+        "clipped_silu_mul"]  # fmt: skip
 
 
 @pytest.mark.parametrize("act", ACTS)

@@ -55,7 +55,7 @@ def write(folder, config):
     if row := config_fields.FIELDS.get(config.get("architectures", [""])[0]):
         strange = {key for key in (*SMALL, "activation_function") if not row.knows(key)} - {"torch_dtype"}
         latent = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "minicpm3", "youtu",
-                  "sarvam_mla", "mistral4", "kimi_linear", "axk1", "axk2")  # fmt: skip
+                  "sarvam_mla", "mistral4", "kimi_linear", "axk1", "axk2", "hy_v4")  # fmt: skip
         strange |= {"num_key_value_heads"} if row.model_type in latent else set()
         if row.model_type in latent[1:]:
             config = {**config, "num_key_value_heads": 4}

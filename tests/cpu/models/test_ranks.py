@@ -33,7 +33,7 @@ NATIVE = pytest.importorskip("tokenmill.kernels.cpu", reason="the native kernels
     [("qwen2", 2), ("qwen2", 4), ("qwen3-moe", 2), ("mixtral", 4), ("phi3", 2), ("gpt2", 2), ("bloom", 2), ("opt", 4),
      ("falcon-7b", 2), ("falcon-40b", 4), ("gpt-neox", 2), ("deepseek-v2", 2), ("gpt-oss", 2), ("gemma3", 2),
      ("glm_moe_dsa-1", 2), ("axk1-0", 2), ("axk2-0", 2), ("laguna-0", 2), ("mimo_v2_flash-0", 2),
-     ("longcat_flash-0", 2)],
+     ("longcat_flash-0", 2), ("hy_v4-1", 2), ("hy_v4-2", 4)],
 )  # fmt: skip
 def test_ranks_give_what_one_gives(name, ranks, tmp_path):
     case = EVERY[name]
@@ -129,7 +129,8 @@ NARROW = ("qwen2", "qwen3-moe", "deepseek-v2")
 EXACT = [(name, form) for name in PLAIN for form in ("float32", "bfloat16")]
 EXACT += [(name, form) for name in NARROW for form in ("int8", "int4", "fp8")]
 EXACT += [("deepseek_v32-0", "float32"), ("glm_moe_dsa-1", "bfloat16"), ("deepseek_v32-0", "int4")]
-EXACT += [(name, "bfloat16") for name in ("axk2-0", "laguna-0", "mimo_v2_flash-0", "longcat_flash-0")]
+EXACT += [(name, "bfloat16") for name in ("axk2-0", "laguna-0", "mimo_v2_flash-0", "longcat_flash-0", "hy_v4-1")]
+EXACT += [("hy_v4-0", "float32"), ("hy_v4-0", "int8")]
 
 
 @pytest.mark.parametrize("backend", ["reference", "native"])
@@ -220,7 +221,7 @@ def test_exact_ranks_of_stored_forms_give_the_bytes_of_one(form, memory):
             assert torch.equal(result, alone)
 
 
-MIXTURES = ("qwen3-moe", "mixtral", "deepseek-v2", "gpt-oss", "longcat_flash-0")
+MIXTURES = ("qwen3-moe", "mixtral", "deepseek-v2", "gpt-oss", "longcat_flash-0", "hy_v4-0")
 
 
 @pytest.mark.parametrize(("name", "redundant"), [*((name, None) for name in MIXTURES), ("longcat_flash-0", 2)])

@@ -23,7 +23,7 @@ WIDTHS = ("moe_intermediate_size", "shared_expert_intermediate_size", "moe_share
 """Native experts are as wide as some tiles; real ones are. Others are computed by torch, and not recorded."""
 
 
-INDEXED = ("axk2", "deepseek_v32", "glm_moe_dsa")
+INDEXED = ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4")
 
 
 def widened(case):

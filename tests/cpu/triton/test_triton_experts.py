@@ -156,6 +156,7 @@ def operands(tokens, experts, hidden, inner, top, *, gated=True, bias=False):
 
 @pytest.mark.parametrize(("act", "bias", "hidden", "inner", "top"), [
     ("silu_mul", False, 128, 48, 4), ("oai_swiglu", True, 72, 40, 3), ("gelu", True, 64, 20, 1),
+    ("clipped_silu_mul", False, 64, 32, 2),
 ])  # fmt: skip
 def test_one_token(act, bias, hidden, inner, top):
     gated = act != "gelu"
@@ -171,6 +172,7 @@ def test_one_token(act, bias, hidden, inner, top):
 @pytest.mark.parametrize(("sort", "bulk"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize(("act", "bias", "hidden", "inner"), [
     ("silu_mul", False, 64, 32), ("oai_swiglu", True, 72, 40), ("relu2", False, 32, 20),
+    ("clipped_silu_mul", False, 64, 32),
 ])  # fmt: skip
 def test_several_tokens(sort, bulk, act, bias, hidden, inner):
     gated = act != "relu2"

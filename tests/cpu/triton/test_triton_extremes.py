@@ -62,7 +62,8 @@ def test_weights_that_are_widened_now_are_not_read_before_the_launch_that_widens
 # ------------------------------------------------------------ NaN
 
 
-@pytest.mark.parametrize("act", ["relu", "relu2", "silu", "gelu", "gelu_tanh", "silu_mul", "gelu_mul", "oai_swiglu"])
+@pytest.mark.parametrize("act", ["relu", "relu2", "silu", "gelu", "gelu_tanh", "silu_mul", "gelu_mul", "oai_swiglu",
+                                 "clipped_silu_mul"])  # fmt: skip
 @pytest.mark.parametrize("place", [0, 5])
 def test_activations_keep_nan(act: Act, place: int) -> None:
     x = torch.randn(2, 8)

@@ -18,18 +18,21 @@ REFERENCE = ReferenceKernels()
 STEPS = [[("a", 37), ("b", 5)], [("a", 1), ("b", 1), ("c", 20)], [("a", 1), ("b", 1), ("c", 1)], [("b", 18), ("c", 3)]]
 
 
-def latent_spec(heads, latent, rotated, *, interleaved=True):
+def latent_spec(heads, latent, rotated, *, interleaved=True, sinks=False):
     angle = torch.arange(256.0)[:, None] * (10.0 ** -torch.linspace(0, 3, rotated // 2))
     rope = RopeSpec(angle.cos(), angle.sin(), rotated, interleaved=interleaved, start=latent)
     kv = KVSpec("latent", 1, latent + rotated, latent)
     touches = Touches(temper=None if interleaved else torch.linspace(1, 3, 256))
-    return AttentionSpec(layer=0, group=0, heads=heads, kv=kv, scale=0.2, rope=rope, touches=touches)
+    own = torch.linspace(-2, 3, heads) if sinks else None
+    return AttentionSpec(layer=0, group=0, heads=heads, kv=kv, scale=0.2, rope=rope, touches=touches, sinks=own)
 
 
 @pytest.mark.parametrize(("heads", "latent", "rotated", "interleaved"), [(4, 32, 8, True), (20, 24, 16, False)])
 @pytest.mark.parametrize("split", [0, 16])
-def test_like_the_reference(heads, latent, rotated, interleaved, split):
-    spec, kernels = latent_spec(heads, latent, rotated, interleaved=interleaved), TritonKernels(steady=split > 0)
+@pytest.mark.parametrize("sinks", [False, True])
+def test_like_the_reference(heads, latent, rotated, interleaved, split, sinks):
+    spec = latent_spec(heads, latent, rotated, interleaved=interleaved, sinks=sinks)
+    kernels = TritonKernels(steady=split > 0)
     ours, theirs = PagedBatch((spec.kv,), kernels), PagedBatch((spec.kv,), REFERENCE)
     for grants in STEPS:
         x = torch.randn(sum(n for _, n in grants), (heads + 1) * (latent + rotated))
@@ -40,6 +43,7 @@ def test_like_the_reference(heads, latent, rotated, interleaved, split):
         assert torch.allclose(found, expected, atol=2e-5), (found - expected).abs().max()
     assert torch.allclose(ours.kv[0].key, theirs.kv[0].key, atol=1e-5, equal_nan=True)
     assert kernels.waits == 0 and not kernels.launch.scratch.counters(q.device).any()
+    assert not any(count["fallbacks"] for count in kernels.counters().values())
 
 
 NARROW = {

@@ -153,7 +153,8 @@ def test_parts_of_a_sum_are_added_up_before_they_are_rounded(parts, within, scal
         assert relative(found.double(), wanted.double()) < 1e-2, "plain torch takes parts, too"
 
 
-@pytest.mark.parametrize("act", ["silu", "gelu", "gelu_tanh", "relu2", "silu_mul", "gelu_tanh_mul", "oai_swiglu"])
+@pytest.mark.parametrize("act", ["silu", "gelu", "gelu_tanh", "relu2", "silu_mul", "gelu_tanh_mul", "oai_swiglu",
+                                 "clipped_silu_mul"])  # fmt: skip
 def test_activations(act):
     x = torch.linspace(-30, 30, 400).view(4, 100)
     assert torch.allclose(TritonKernels().activate(x, act), REFERENCE.activate(x, act), atol=1e-4)

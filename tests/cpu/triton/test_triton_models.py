@@ -31,4 +31,4 @@ def test_like_the_reference(name, tmp_path):
     counters = next(iter(found)).counters()
     assert counters["experts"]["calls"] > 0 and counters["experts"]["fallbacks"] == 0
     assert not any(count["fallbacks"] for count in counters.values())
-    assert ("choose_keys" in counters) == (name == "deepseek-v3.2")
+    assert ("choose_keys" in counters) == (name in ("deepseek-v3.2", "hy-v4"))

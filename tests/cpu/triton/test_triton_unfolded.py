@@ -42,14 +42,16 @@ values; whether keys are rotated."""
 FORMS = [None, KVFormat("int8"), KVFormat("float8_e4m3fn"), KVFormat("int4")]
 
 
-@pytest.mark.parametrize(("case", "stored", "normed"), covering(SIZES, FORMS, [True, False]), ids=str)
-def test_like_absorbed_queries(case, stored, normed, monkeypatch):
+@pytest.mark.parametrize(("case", "stored", "normed", "sinks"), covering(SIZES, FORMS, [True, False], [True, False]),
+                         ids=str)  # fmt: skip
+def test_like_absorbed_queries(case, stored, normed, sinks, monkeypatch):
     """Heads take turns. normed: the latent part is to be normed first."""
     sizes, rotates = case
     latent, plain, rest, wide = sizes
     torch.manual_seed(latent)
     monkeypatch.setattr(unfolded, "_ROOM", 4 * 200 * (plain + wide) * 2)
     spec, kernels = latent_spec(5, latent, rest, rotates=rotates), TritonKernels()
+    spec = replace(spec, sinks=torch.linspace(-1, 4, 5)) if sinks else spec
     parts = torch.randn(5, latent, plain) / latent**0.5, torch.randn(5, wide, latent) / latent**0.5
     norm = NormSpec(1 + 0.1 * torch.randn(latent), 1e-6)
     fresh = replace(spec, touches=replace(spec.touches, k_norm=norm)) if normed else spec

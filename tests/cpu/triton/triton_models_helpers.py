@@ -29,6 +29,12 @@ CASES = {
         routed_scaling_factor=1.5, kv_lora_rank=16, q_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4,
         v_head_dim=8, index_n_heads=6, index_head_dim=16, index_topk=8,
     ),
+    "hy-v4": lambda: hf.HYV4Config(
+        **{**BASE, "num_key_value_heads": 4, "num_hidden_layers": 3}, n_routed_experts=8, n_shared_experts=1,
+        moe_intermediate_size=12, num_experts_per_tok=3, routed_scaling_factor=1.5, kv_lora_rank=16, q_lora_rank=12,
+        qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8, index_n_heads=6, index_head_dim=16, index_topk=8,
+        hc_mult=3, indexer_types=["full", "shared", "full"], pad_token_id=None, bos_token_id=None, eos_token_id=None,
+    ),
     "nemotron-h": lambda: hf.NemotronHConfig(  # experts of two matrices
         **{k: v for k, v in BASE.items() if k != "num_hidden_layers"}, head_dim=8,
         layer_types=["full_attention", "moe"], n_routed_experts=6, num_experts_per_tok=3, moe_intermediate_size=24,
