@@ -22,6 +22,7 @@ _SAME = {
     "w3": "up_proj",
     "w2": "down_proj",
     "shared_mlp": "shared_experts",
+    "linear_gate": "gate_proj",
     "embed_out": "lm_head",
     "word_embeddings": "embed_tokens",
     "attention": "self_attn",

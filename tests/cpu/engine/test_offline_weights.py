@@ -21,7 +21,7 @@ from tokenmill.engine.inplace import LayerMaker, inside
 from tokenmill.testing.tiny import make_tiny
 
 FAMILIES = ("mistral-window", "qwen3-moe", "gemma3", "gpt2", "opt", "falcon-7b", "deepseek-v2", "gpt-oss", "qwen3-next",
-            "gemma3n-0", "gemma4-0", "llava", "deepseek_v32-0")  # fmt: skip
+            "gemma3n-0", "gemma4-0", "llava", "deepseek_v32-0", "hy_v4-0")  # fmt: skip
 PROMPTS = [[1, 2, 3], [4, 5] * 12]
 KINDS = [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}, {"quantization": "fp8"}]
 

@@ -26,6 +26,7 @@ MANY = (
     "deepseek_v3-0",
     "gemma4-0",
     "gemma3n-0",
+    "hy_v4-0",
     "cohere2_moe-0",
 )
 SPLIT = ("granite-0", "glm4-0", "phi-0", "starcoder2-0", "hunyuan_v1_dense-0", "gpt_bigcode-1", "codegen-0", "mpt-1",
