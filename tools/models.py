@@ -21,6 +21,7 @@ from tokenmill.models.multimodal import OUTERS, TEXTS
 from tokenmill.models.registry import file_of
 from tokenmill.models.rules import everywhere
 from tokenmill.models.table import TABLE
+from tokenmill.models.table_older import last_biased
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "models.md"
@@ -110,6 +111,7 @@ OWN_FILES = {
     "FalconH1ForCausalLM": "Mamba-2 and attention side by side in every layer",
     "Gemma3nForCausalLM": "the text model: streams of hidden states, embeddings for each layer, shared keys and values",
     "GPT2LMHeadModel": "learned positions, matrices stored transposed",
+    "OpenAIGPTLMHeadModel": "GPT-2 with norms behind its sums: the first GPT",
     "GptOssForCausalLM": "sinks, alternating windows, experts with biases and a clamped gate; also in MXFP4",
     "OPTForCausalLM": "learned positions; norms before or after the blocks",
     "Gemma4ForCausalLM": "the text model: heads of two sizes, shared keys and values, embeddings for each layer",
@@ -230,8 +232,9 @@ def describe(shape: Shape) -> str:
     said += _positions(shape)
     if not shape.feed.gated and mix is None:
         said.append("plain feed-forward layer")
-    if shape.mixer is not None or shape.single is not None:
-        said.append("layers with states" if shape.mixer is not None else "one block a layer, with states")
+    mixes = shape.mixer is not None and shape.mixer is not last_biased
+    if mixes or shape.single is not None:
+        said.append("layers with states" if mixes else "one block a layer, with states")
     if shape.residual:
         said.append("multipliers")
     if mix is not None:

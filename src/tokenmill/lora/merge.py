@@ -31,9 +31,10 @@ from tokenmill.models.family_of import names_of, settled
 from tokenmill.quant.convert import checked, copy_rest, kept, write_json
 
 SHARD_BYTES = 2 << 30
-_TRANSPOSED = ("GPT2LMHeadModel",)
-_EMBEDDINGS = frozenset({"embed_tokens", "embeddings", "embed_in", "word_embeddings", "wte"})
-_HEADS = {"GPTNeoXForCausalLM": "embed_out", "BioGptForCausalLM": "output_projection"}
+_TRANSPOSED = ("GPT2LMHeadModel", "OpenAIGPTLMHeadModel")
+_EMBEDDINGS = frozenset({"embed_tokens", "embeddings", "embed_in", "word_embeddings", "wte", "tokens_embed"})
+_HEADS = {"BioGptForCausalLM": "output_projection",
+          **dict.fromkeys(("GPTNeoXForCausalLM", "GPTNeoXJapaneseForCausalLM"), "embed_out")}  # fmt: skip
 """Names of heads that are not called lm_head."""
 Tell = Callable[[str, int, int], None]
 """(weight name, how many are done, how many there are)."""

@@ -19,3 +19,8 @@ MOE = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 def without(keys: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """The same without these."""
     return {name: value for name, value in keys.items() if name not in names}
+
+
+GPT_NEEDED = ("vocab_size", "n_embd", "n_head", "n_layer", "n_positions", "max_position_embeddings", "hidden_size",
+              "num_hidden_layers", "num_attention_heads")  # fmt: skip
+"""Sizes of the first families, under either name."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenmill.core.errors import ModelError
-from tokenmill.models.common_keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS, POSITION_NAMES, ROPE, without
+from tokenmill.models.common_keys import GATED, GPT_NEEDED, MOE, NO_BIAS, NO_MLP_BIAS, POSITION_NAMES, ROPE, without
 from tokenmill.models.family_row import SIZES, Fields
 from tokenmill.models.table import TABLE
 from tokenmill.models.table_mixtures import DEEPSEEK_KEYS, SIGMOID
@@ -341,21 +341,21 @@ _FILES: dict[str, Fields] = {
     ),
     "GPT2LMHeadModel": Fields(
         "gpt2",
-        needed=("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "max_position_embeddings", "hidden_size",
-                "num_hidden_layers", "num_attention_heads"),
+        needed=GPT_NEEDED,
         defaults={"n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
                   "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "tie_word_embeddings": True},
-        ignored=("n_ctx", "reorder_and_upcast_attn"),
-        layers="full_attention",
+        ignored=("n_ctx", "reorder_and_upcast_attn"), layers="full_attention",
+    ),
+    "OpenAIGPTLMHeadModel": Fields(
+        "openai-gpt", needed=GPT_NEEDED, ignored=("n_ctx", "n_special", "predict_special_tokens"),
+        defaults={"afn": "gelu", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}, layers="full_attention",
     ),
     "OPTForCausalLM": Fields(
-        "opt",
+        "opt", layers="full_attention", only={"layer_norm_elementwise_affine": (True,)},
         needed=("vocab_size", "hidden_size", "ffn_dim", "num_hidden_layers", "num_attention_heads",
                 "max_position_embeddings"),
         defaults={"do_layer_norm_before": True, "_remove_final_layer_norm": False, "word_embed_proj_dim": None,
                   "activation_function": "relu", "enable_bias": True, "tie_word_embeddings": True},
-        only={"layer_norm_elementwise_affine": (True,)},
-        layers="full_attention",
     ),
 }  # fmt: skip
 """Families with a file of their own."""

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from tokenmill.compute.forward import ForwardContext, NormSpec
+from tokenmill.compute.forward import ForwardContext
 from tokenmill.layers.attention import Attention, Heads, attention_spec, separate_qkv
-from tokenmill.layers.block import Block, normed, through
 from tokenmill.layers.build import Build
 from tokenmill.layers.embedding import add_positions
 from tokenmill.layers.linear import RowLinear
@@ -16,24 +15,10 @@ from tokenmill.layers.mlp import plain_mlp
 from tokenmill.models.common import PreNorm, head_size, layer_norm, read_act, read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
+from tokenmill.models.post_norm import PostNorm
 
 _SHIFT = 2
 """The first rows of the position table belong to padding."""
-
-
-class PostNorm:
-    """x = norm(x + attention(x)); x = norm(x + mlp(x))."""
-
-    def __init__(self, attention: Block, mlp: Block, norms: tuple[NormSpec, NormSpec]) -> None:
-        self.attention = attention
-        self.mlp = mlp
-        self.first, self.second = norms
-
-    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, hidden] -> [T, hidden]."""
-        for block, norm in ((self.attention, self.first), (self.mlp, self.second)):
-            x = normed(through(x, block, ctx, None), norm, ctx)[1]
-        return x
 
 
 def build(c: ModelConfig, b: Build) -> Decoder:

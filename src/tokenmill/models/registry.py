@@ -44,7 +44,7 @@ _FAMILIES = {
     "Mistral4ForCausalLM": "deepseek_v2",
     "SarvamMLAForCausalLM": "deepseek_v2",
     **dict.fromkeys(("MiniCPM3ForCausalLM", "YoutuForCausalLM"), "latent_dense"),
-    "GPT2LMHeadModel": "gpt2",
+    **dict.fromkeys(("GPT2LMHeadModel", "OpenAIGPTLMHeadModel"), "gpt2"),
     "Gemma3nForCausalLM": "gemma3n",
     "Gemma4ForCausalLM": "gemma4",
     "GptOssForCausalLM": "gpt_oss",

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from tokenmill.checkpoint.renamed import RenamedCheckpoint
 from tokenmill.layers.attention import codegen_order, per_head_order, per_head_order_if_many
+from tokenmill.layers.block import Block
+from tokenmill.layers.build import Build
 from tokenmill.models import positions, rules
-from tokenmill.models.common_keys import GATED, without
+from tokenmill.models.common import read_heads
+from tokenmill.models.common_keys import GATED, GPT_NEEDED, without
+from tokenmill.models.config import ModelConfig
 from tokenmill.models.family_row import (
     Attend,
     Extra,
@@ -17,12 +24,11 @@ from tokenmill.models.family_row import (
     Scores,
     Shape,
 )
+from tokenmill.models.parts import make_attention
 from tokenmill.models.rules import Positions
 
 _GPT_NAMES = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
               "n_positions": "max_position_embeddings"}  # fmt: skip
-_GPT_NEEDED = ("vocab_size", *_GPT_NAMES, "max_position_embeddings", "hidden_size", "num_hidden_layers",
-               "num_attention_heads")  # fmt: skip
 _GPT_KEYS = {"n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
 _LN = ("ln_1", "ln_2")
 _BART_NORMS = Norms("layer", 1e-5, before=("self_attn_layer_norm", "final_layer_norm"), last="layer_norm")
@@ -35,6 +41,21 @@ _GPTJ = Shape(
     parallel=True,
     names=_GPT_NAMES,
 )  # fmt: skip
+_JAPANESE = Attend("attention", ("query_key_value",), "dense", rope=positions.neox_rope,
+                   extra=Extra(fused=per_head_order))  # fmt: skip
+_NEOX_NORMS = Norms("layer", "layer_norm_eps", last="final_layer_norm")
+
+
+def last_biased(c: ModelConfig, at: Build, index: int) -> Block | None:
+    """The last layer's attention, whose result has a bias that is not called after its matrix."""
+    if index != c.need("num_hidden_layers", int) - 1:
+        return None
+    stored, usual = (at.path(f"attention.dense{end}") for end in ("_bias", ".bias"))
+    at.book.used.add(stored)
+    names = {usual if name == stored else name: name for name in at.checkpoint.names()}
+    named = replace(at, checkpoint=RenamedCheckpoint(at.checkpoint, names))
+    return make_attention(c, named, named, replace(_JAPANESE, out_bias=True), _NEOX_NORMS, read_heads(c), index)
+
 
 ROWS: dict[str, Family] = {
     "GPTNeoXForCausalLM": Family(
@@ -58,6 +79,28 @@ ROWS: dict[str, Family] = {
             parallel="use_parallel_residual",
         ),
         "GPT-NeoX and Pythia",
+    ),
+    "GPTNeoXJapaneseForCausalLM": Family(
+        Fields(
+            "gpt_neox_japanese",
+            needed=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+            defaults={"hidden_act": "gelu", "layer_norm_eps": 1e-5, "max_position_embeddings": 2048,
+                      "rotary_pct": 1.0, "rotary_emb_base": 10000.0, "intermediate_multiple_size": 4,
+                      "tie_word_embeddings": True, "rope_parameters": None, "rope_scaling": None,
+                      "original_max_position_embeddings": None},
+            only={"head_dim": ()},
+            ignored=("rope_theta", "partial_rotary_factor"),
+            layers="full_attention",
+        ),
+        Shape(
+            attend=_JAPANESE,
+            norms=_NEOX_NORMS,
+            feed=Feed(names=("dense_h_to_4h", "dense_4h_to_h"), gated=False,
+                      inner=rules.product("hidden_size", "intermediate_multiple_size")),
+            outside=Outside("gpt_neox_japanese", "embed_in", head="embed_out"),
+            mixer=last_biased,
+        ),
+        "GPT-NeoX Japanese",
     ),
     "PersimmonForCausalLM": Family(
         Fields("persimmon", defaults={**without(GATED, "rms_norm_eps"), "hidden_act": "relu2", "layer_norm_eps": 1e-5,
@@ -95,7 +138,7 @@ ROWS: dict[str, Family] = {
     "GPTJForCausalLM": Family(
         Fields(
             "gptj",
-            needed=(*_GPT_NEEDED, "rotary_dim"),
+            needed=(*GPT_NEEDED, "rotary_dim"),
             defaults={**_GPT_KEYS, "tie_word_embeddings": False},
             only={"rotary": (True,), "scale_attn_weights": (True,)},
             layers="full_attention",
@@ -105,7 +148,7 @@ ROWS: dict[str, Family] = {
     "CodeGenForCausalLM": Family(
         Fields(
             "codegen",
-            needed=(*_GPT_NEEDED, "rotary_dim"),
+            needed=(*GPT_NEEDED, "rotary_dim"),
             defaults={**_GPT_KEYS, "tie_word_embeddings": False},
             only={"scale_attn_weights": (True,)},
             ignored=("n_ctx",),
@@ -120,7 +163,7 @@ ROWS: dict[str, Family] = {
     "GPTBigCodeForCausalLM": Family(
         Fields(
             "gpt_bigcode",
-            needed=_GPT_NEEDED,
+            needed=GPT_NEEDED,
             defaults={**_GPT_KEYS, "activation_function": "gelu_pytorch_tanh", "multi_query": True,
                       "scale_attn_weights": True, "tie_word_embeddings": True},
             only={"validate_runner_input": (True, False)},

@@ -386,6 +386,14 @@ def families() -> dict[str, list[Case]]:
             {**DEEP, "indexer_types": ["full", "shared", "shared", "full"], "hc_mult": 1, "norm_topk_prob": False,
              "rms_norm_eps": 1e-2, "hc_eps": 0.1, "index_head_dim": 6, **TIED},
             {"index_topk": 128}),
+        "gpt_neox_japanese": several(
+            hf.GPTNeoXJapaneseConfig, {k: v for k, v in PLAIN.items() if k != "intermediate_size"}, {},
+            {"rope_parameters": part(0.5), "intermediate_multiple_size": 3, "hidden_act": "relu",
+             "num_hidden_layers": 1},
+            {**LOOSE, "rope_parameters": YARN, "layer_norm_eps": 1e-2}),
+        "openai-gpt": several(
+            hf.OpenAIGPTConfig, GPT, {}, {"afn": "swish", "layer_norm_epsilon": 1e-2, **LOOSE},
+            {"afn": "relu", "n_head": 2, "n_layer": 3}),
         "longcat_flash": several(
             hf.LongcatFlashConfig,
             {**{k: v for k, v in {**BASE, **LATENT}.items() if k not in ("num_hidden_layers", "intermediate_size")},
@@ -508,6 +516,7 @@ ALL = {f"{name}-{i}": case for name, cases in FAMILIES.items() for i, case in en
 FILES = {"mistral4": "Mistral4ForCausalLM", "sarvam_mla": "SarvamMLAForCausalLM", "youtu": "YoutuForCausalLM",
          "minicpm3": "MiniCPM3ForCausalLM", "axk1": "AXK1ForCausalLM", "axk2": "AXK2ForCausalLM",
          "longcat_flash": "LongcatFlashForCausalLM", "hy_v4": "HYV4ForCausalLM",
+         "openai-gpt": "OpenAIGPTLMHeadModel",
          "deepseek_v3": "DeepseekV3ForCausalLM", "deepseek_v32": "DeepseekV32ForCausalLM",
          "glm_moe_dsa": "GlmMoeDsaForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
          "gemma3n": "Gemma3nForCausalLM", "gemma4": "Gemma4ForCausalLM",
