@@ -1,5 +1,5 @@
-"""Hy4: several streams of hidden states (hyper-connections), latent attention with an index of keys, sinks and gates,
-and routed experts whose numbers are clipped."""
+"""Hy4, and the text part of the larger one, which also sees: several streams of hidden states (hyper-connections),
+latent attention with an index of keys, sinks and gates, and routed experts whose numbers are clipped."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tokenmill.models.latent_attention import LatentAttention
 from tokenmill.models.parts import make_feed, make_mixture, not_computed
 from tokenmill.models.rules import glm_dense, product
 from tokenmill.models.table_mixtures import DEEPSEEK_MIX
+from tokenmill.models.text_part import TEXT_OF
 
 _SHARED = "shared_experts"
 _PARTS = ("fn", "base", "scale")
@@ -57,6 +58,8 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     """Hy4 from its config."""
     if not b.place.is_whole:
         raise UndividedError("Hy4")
+    if TEXT_OF in c.data:
+        c = ModelConfig({**c.data, "rope_interleave": True}, "", c.architecture)
     sizes, indices, body = read_sizes(c), Indices(c), b.under("model", "embed_tokens.weight")
     count, eps = c.get("hc_mult", int, 4, high=64), c.get("rms_norm_eps", float, 1e-5, low=0.0)
     least, most = c.get("hc_eps", float, 1e-6, low=0.0), c.get("hc_magnitude", float, 2.0)
@@ -93,7 +96,12 @@ def _gated(c: ModelConfig, b: Build, made: LatentAttention) -> LatentAttention:
     heads, hidden = c.need("num_attention_heads", int), c.need("hidden_size", int)
     made.gate = ColumnLinear(b, hidden, {_gate(b): Rows(heads * made.value, heads)}).weight
     sinks = local_heads(b, b.tensor(_first(b, "learnable_sink_param", "sinks"), (heads,), torch.float32))
-    made.spec, made.fresh = replace(made.spec, sinks=sinks), replace(made.fresh, sinks=sinks)
+    if TEXT_OF in c.data:  # the larger one has the config's epsilon in these norms, too
+        eps = c.get("rms_norm_eps", float, 1e-5, low=0.0)
+        made.q_norm, made.kv_norm = made.q_norm and replace(made.q_norm, eps=eps), replace(made.kv_norm, eps=eps)
+    touches = replace(made.spec.touches, k_norm=made.kv_norm)
+    made.spec = replace(made.spec, sinks=sinks)
+    made.fresh = replace(made.spec, touches=touches)
     return made
 
 

@@ -40,7 +40,7 @@ class KeyIndex:
         self.gains = b.settled(b.exactly(torch.float32).weight("weights_proj", (heads, hidden), exact=True))
         kv = KVSpec("latent", 1, dim, dim)
         layer, group = b.add_kv(kv)
-        pairs = c.architecture == "GlmMoeDsaForCausalLM"
+        pairs = c.architecture == "GlmMoeDsaForCausalLM" or (last and c.get("rope_interleave", bool, False))
         self.spec = AttentionSpec(
             layer=layer,
             group=group,

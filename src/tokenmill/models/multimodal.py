@@ -90,6 +90,9 @@ TEXTS: dict[str, Text] = {
     "glm4v_moe_text": Text("Glm4MoeForCausalLM", _sizes(
         151424, 4096, 10944, 46, 96, moe_intermediate_size=1408, n_routed_experts=128, attention_bias=True,
         max_position_embeddings=65536, n_group=1, topk_group=1), {"use_qk_norm": (False,)}),
+    "hy_v4_vl_text": Text("HYV4ForCausalLM", _sizes(
+        120832, 6144, 18432, 78, 64, moe_intermediate_size=2048, n_routed_experts=256, q_lora_rank=2048,
+        index_n_heads=32)),
 }  # fmt: skip
 """`model_type` of a text part -> what it is. Numbers are those of Transformers' config classes."""
 
@@ -134,6 +137,7 @@ OUTERS: dict[str, Outer] = {
     "Gemma4ForConditionalGeneration": Outer("gemma4", "gemma4_text", ("vision_soft_tokens_per_image",)),
     "Gemma4UnifiedForConditionalGeneration": Outer("gemma4_unified", "gemma4_unified_text"),
     "Mistral3ForConditionalGeneration": Outer("mistral3", "mistral", (*_IMAGE, "spatial_merge_size")),
+    "HYV4VLForConditionalGeneration": Outer("hy_v4_vl", "hy_v4_vl_text"),
     "Llama4ForConditionalGeneration": Outer("llama4", "llama4_text"),
     "Glm4vForConditionalGeneration": Outer("glm4v", "glm4v_text"),
     "Glm4vMoeForConditionalGeneration": Outer("glm4v_moe", "glm4v_moe_text"),

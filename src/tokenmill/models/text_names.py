@@ -21,7 +21,7 @@ _PREFIXES = (
 """Prefixes of text parts: stored -> the family's."""
 _ELSEWHERE = re.compile(
     r"(model\.|thinker\.)?(talker|token2wav|code2wav|visual|visual_embeddings_table|vision_tower|vision_model|"
-    r"vision_encoder|vision_embedder|vision_projection|vision_projector|image_tower|image_newline|video_tower|embed_vision|"
+    r"vision_encoder|vision_embedder|vision_projection|vision_projector|image_tower|image_newline|vit|video_tower|embed_vision|"
     r"audio_tower|audio_model|audio_embedder|embed_audio|embed_tokens_extend|encoder|multi_modal_projector|mm_projector|projector|connector|"
     r"aligner|merger)(\.|$)"
 )

@@ -131,7 +131,7 @@ _CHANGES = re.compile(r"rope|rotary|window|cap(ping)?$|multiplier|(^|_)scal(e|es
 def _plain_positions(config: dict[str, Any]) -> dict[str, Any]:
     """The settings without the distribution of three-part positions, in families that have it."""
     if not re.fullmatch(
-        r"(qwen2(_5)?_(vl|omni)|qwen3_(vl|omni)(_moe)?|qwen3_5(_moe)?|glm4v(_moe)?|glm_ocr)(_text)?",
+        r"(qwen2(_5)?_(vl|omni)|qwen3_(vl|omni)(_moe)?|qwen3_5(_moe)?|glm4v(_moe)?|glm_ocr|hy_v4_vl)(_text)?",
         str(config.get("model_type")),
     ):
         return config

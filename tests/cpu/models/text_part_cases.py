@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file
 from tests.cpu.models.families_helpers import DELTA, HYBRID
-from tests.cpu.models.family_cases import BASE, GROUPED, LATENT, LLAMA3, MINISTRAL3, YARN
+from tests.cpu.models.family_cases import BASE, GROUPED, INDEX, LATENT, LLAMA3, MINISTRAL3, YARN
 from torch import Tensor
 
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
@@ -69,6 +69,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any
         PIXTRAL, {**IMAGE, "tie_word_embeddings": False}),
     "mistral4": ("Mistral3", {**BASE, **LATENT, **GROUPED, "model_type": "mistral4", "rope_parameters": {
         **MINISTRAL3, "partial_rotary_factor": 6 / 14}}, PIXTRAL, {**IMAGE, "tie_word_embeddings": False}),
+    "hy4": ("HYV4VL", {**{k: v for k, v in {**BASE, **LATENT, **GROUPED, **INDEX}.items()
+                          if k != "first_k_dense_replace"}, "rms_norm_eps": 0.1, "hc_mult": 2,
+        "rope_parameters": {**MROPE, "mrope_section": [1, 1, 1]}},
+        {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+         "out_hidden_size": 32, "patch_size": 2, "spatial_merge_size": 1, "max_image_size": 8},
+        {"image_token_id": 1000, "video_token_id": 1001}),
     "llama4": ("Llama4", {**BASE, "num_hidden_layers": 4, "head_dim": 8, "num_local_experts": 4,
         "intermediate_size_mlp": 40, "interleave_moe_layer_step": 2, "attn_scale": 0.2, "floor_scale": 16,
         "attention_chunk_size": 128}, {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1,
