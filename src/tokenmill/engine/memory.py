@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -83,6 +84,22 @@ def count_states(
     rows = min(rows, fits)
     trail = max(guesses, min(rows * guesses, STEP_GUESSES, int(budget * TRAIL_SHARE) // each))
     return rows, min(slots, MOST_SNAPSHOTS), trail
+
+
+def count_own_caches(
+    blocks: list[int], config: EngineConfig, extras: Mapping[str, Any], budget: int, reasons: list[str]
+) -> list[int]:
+    """Blocks of a model whose sequences keep Transformers' own caches: pages count tokens, and their bytes are these
+    caches'."""
+    if (each := extras.get("own_caches")) is None:
+        return blocks
+    how = "computes every sequence anew for each token" if extras["anew"] else "keeps its own cache of each sequence"
+    fits = max(1, int(budget / max(1.0, each) / config.cache.block_size))
+    reasons.append(
+        f"Transformers {how} ({extras['not_paged']}): one sequence after the other, and no shared prefixes; "
+        f"{min(fits, *blocks) * config.cache.block_size} tokens at once, {each / 1024:.1f} KiB each"
+    )
+    return [min(fits, count) for count in blocks]
 
 
 def pages_beside(layout: CacheLayout, wanted: int, step_tokens: int) -> tuple[int, int]:

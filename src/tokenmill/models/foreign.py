@@ -3,8 +3,9 @@ attention, and the proof at every load that it then says what it says by itself.
 
 Transformers computes everything but attention: its attention interface calls ours, which stores keys and values in
 pages. A short prompt is computed by Transformers alone and by this way, in pieces; a model whose answers differ (one
-with states, masks or caches of its own) is refused. Nothing is recorded, products are Transformers' own, and a row's
-bytes may depend on the rows beside it. Code that comes with a model is never run.
+with states, masks or caches of its own) keeps Transformers' caches (`foreign_caches.py`), or is refused. Nothing is
+recorded, products are Transformers' own, and a row's bytes may depend on the rows beside it. Code that comes with a
+model is never run.
 """
 
 from __future__ import annotations
@@ -31,11 +32,15 @@ from tokenmill.compute.forward import (
 )
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.build import Build
+from tokenmill.models.foreign_caches import OwnCaches, prove_own_caches
+from tokenmill.models.foreign_parts import Halves, Stub, check_equal, divide
 
 NAME = "tokenmill"
 """The name of our attention in Transformers' interface."""
 PIECES = (10, 1, 13)
 """How the test prompt is cut: the number of tokens in each piece."""
+MORE_PIECES = (*PIECES, 1, 1, 37, 1, 32)
+"""How a longer one is cut for models with caches of their own: whatever these forget, or choose among, shows later."""
 
 
 def can_build(config: dict[str, Any]) -> bool:
@@ -96,46 +101,17 @@ def _attention(
     return module.tokenmill_host.attend(module, query, key, value, {"mask": attention_mask, **said}), None
 
 
-class Given(tuple):
-    """A body's output as heads read it: hidden states, and nothing under any other name."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self[0] if name == "last_hidden_state" else None
-
-
-class Stub(torch.nn.Module):
-    """Replaces the body, so that the model's own code from hidden states to logits can run alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden: Tensor | None = None
-
-    @property
-    def decoder(self) -> Stub:
-        """The stub itself: some heads call a part of the body."""
-        return self
-
-    def forward(self, *given: Any, **named: Any) -> Any:
-        return Given((self.hidden,))
-
-
-class Foreign:
+class Foreign(Halves):
     """A causal language model of Transformers with paged attention."""
 
-    def __init__(self, model: Any, host: Host, b: Build, vocab: int) -> None:
-        self.body, self.host, self.model, self.stub = model.base_model, host, model, Stub()
-        for name, part in model.named_children():
-            if part is self.body:
-                setattr(model, name, self.stub)
-                break
-        else:
-            raise ModelError("its head cannot be told from its layers")
-        numbers = sum(p.numel() for p in self.body.parameters()) + sum(p.numel() for p in model.parameters())
+    def __init__(self, halves: tuple[Any, Any, Stub], host: Host, b: Build, vocab: int) -> None:
+        super().__init__(*halves)
+        self.host = host
         size = torch.empty((), dtype=b.dtype).element_size()
         self.spec = ModelSpec(
             vocab_size=vocab, max_positions=b.max_positions, kv_specs=tuple(host.kv),
-            hidden_size=int(self.body.config.get_text_config().hidden_size), flops_per_token=2.0 * numbers,
-            extras={"weight_bytes": numbers * size, "changed": [], "foreign": True},
+            hidden_size=int(self.body.config.get_text_config().hidden_size), flops_per_token=2.0 * self.numbers(),
+            extras={"weight_bytes": self.numbers() * size, "changed": [], "foreign": True},
         )  # fmt: skip
 
     def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
@@ -145,22 +121,10 @@ class Foreign:
         made = self.body(input_ids=tokens[None], position_ids=ctx.positions[None], use_cache=False)
         return made[0][0]
 
-    words = None
-    """Such a model runs on a single rank."""
 
-    def own_logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """The logits of all words."""
-        return self.logits(hidden, ctx)
-
-    def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """[n, hidden] -> [n, vocab]."""
-        self.stub.hidden = hidden[None]
-        ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
-        return self.model(input_ids=ids, use_cache=False).logits[0]
-
-
-def build_foreign(config: dict[str, Any], b: Build) -> Foreign:
-    """Build the model, and prove its paged attention against Transformers' own."""
+def build_foreign(config: dict[str, Any], b: Build) -> Foreign | OwnCaches:
+    """Build the model, and prove against Transformers alone what of it we replace: attention, or else nothing but who
+    keeps its caches."""
     kind = config.get("model_type")
     try:
         with torch.no_grad(), _or("its layers cannot be called one piece after the other"):
@@ -169,16 +133,54 @@ def build_foreign(config: dict[str, Any], b: Build) -> Foreign:
         raise ModelError(f"Model type '{kind}' cannot be run through Transformers here: {error}.") from error.__cause__
 
 
-def _build(config: dict[str, Any], b: Build) -> Foreign:
+def _build(config: dict[str, Any], b: Build) -> Foreign | OwnCaches:
+    model, hf_config, headless = _load(config, b)
+    vocab = int(hf_config.get_text_config().vocab_size)
+    ids = _test_prompt(hf_config, b)
+    with _or("its rotation changes with the length of a run"):
+        _fix_rotation(model, b)
+    with _or("Transformers itself does not compute a plain prompt with it"):
+        short = ids[: sum(PIECES)]
+        expected = model(input_ids=short[None], use_cache=False).logits[0].float()
+        longer = model(input_ids=ids[None], use_cache=False).logits[0].float()
+    halves = divide(model)
+    made: Foreign | OwnCaches
+    try:
+        made = _paged(halves, hf_config, b, short, expected)
+    except ModelError as paged:
+        halves[0].set_attn_implementation("eager")
+        made = OwnCaches(halves, b, vocab)
+        try:
+            prove_own_caches(made, ids, longer, MORE_PIECES)
+        except ModelError as own:
+            raise ModelError(f"{paged}, and {own}") from paged.__cause__
+        made.spec.extras["not_paged"] = str(paged)
+    made.spec.extras["headless"] = headless
+    b.book.used.update(b.checkpoint.names())
+    return made
+
+
+def _test_prompt(hf_config: Any, b: Build) -> Tensor:
+    """Random tokens, and each special one: some models count positions by these."""
+    said = hf_config.get_text_config()
+    vocab, count = int(said.vocab_size), min(sum(MORE_PIECES), b.max_positions)
+    ids = torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(0))
+    special = [getattr(said, f"{name}_token_id", None) for name in ("pad", "bos", "eos")]
+    for at, number in enumerate(special):
+        if isinstance(number, int) and 0 <= number < vocab and 5 + 9 * at < count:
+            ids[5 + 9 * at] = number
+    return ids.to(b.device)
+
+
+def _load(config: dict[str, Any], b: Build) -> tuple[Any, Any, bool]:
+    """The model, its config, and whether its file has no head."""
     from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from transformers.utils.logging import disable_progress_bar
 
     if b.group.size > 1 or b.quantization is not None or config.get("quantization_config"):
         raise ModelError("quantised weights and several devices are not built for it")
     if b.adapters is not None:
         raise ModelError("adapters are not built for it")
-    ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
     disable_progress_bar()
     values = {name: value for name, value in config.items() if name not in ("model_type", "dtype", "torch_dtype")}
     with _or("Transformers does not take its config.json"):
@@ -193,7 +195,7 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
             None, config=hf_config, state_dict=tensors, dtype=b.dtype, attn_implementation="eager",
             output_loading_info=True,
         )  # fmt: skip
-    body = _is_body(config)
+    body, headless = _is_body(config), False
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         found = sorted(str(key) for key in report[what])
         if body and what == "missing_keys":
@@ -201,34 +203,34 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
             found = [key for key in found if key.startswith(f"{model.base_model_prefix}.")]
         if found:
             raise ModelError(f"{what.replace('_', ' ')} in the checkpoint: {', '.join(found[:4])}")
-    model = model.to(b.device).eval().requires_grad_(False)
-    if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
+    return model.to(b.device).eval().requires_grad_(False), hf_config, headless
+
+
+def _paged(halves: tuple[Any, Any, Stub], hf_config: Any, b: Build, ids: Tensor, expected: Tensor) -> Foreign:
+    """The model with our attention, proven."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    body, host = halves[0], Host()
+    if "position_ids" not in inspect.signature(body.forward).parameters:
         raise ModelError("it takes no positions")
-    vocab = int(hf_config.get_text_config().vocab_size)
-    ids = torch.randint(0, vocab, (sum(PIECES),), generator=torch.Generator().manual_seed(0)).to(b.device)
-    with _or("its rotation changes with the length of a run"):
-        _fix_rotation(model, b)
-    with _or("Transformers itself does not compute a plain prompt with it"):
-        expected = model(input_ids=ids[None], use_cache=False).logits[0].float()
-    host = Host()
-    for module in model.modules():
+    ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
+    for module in body.modules():
         module.tokenmill_host = host
-    model.set_attn_implementation(NAME)
+    body.set_attn_implementation(NAME)
     host.looking = True
-    indexed = getattr(hf_config.get_text_config(), "index_topk", None)
+    said = hf_config.get_text_config()
+    indexed = getattr(said, "index_topk", None)
     with _or(
         "its attention chooses keys by an index of its own" if indexed else "it works on masks by itself", not indexed
     ):
         at = torch.arange(len(ids), device=b.device)
-        model.base_model(input_ids=ids[None], position_ids=at[None], use_cache=False)
+        body(input_ids=ids[None], position_ids=at[None], use_cache=False)
     host.looking = False
     if not host.kv:
         raise ModelError("it does not ask Transformers' attention interface")
-    _check_windows(hf_config.get_text_config(), host)
-    made = Foreign(model, host, b, vocab)
+    _check_windows(said, host)
+    made = Foreign(halves, host, b, int(said.vocab_size))
     _prove(made, b, ids, expected)
-    made.spec.extras["headless"] = body and headless
-    b.book.used.update(b.checkpoint.names())
     return made
 
 
@@ -322,11 +324,8 @@ def _prove(made: Foreign, b: Build, ids: Tensor, expected: Tensor) -> None:
         at += count
     both = _context(made.host, b, pages, [(0, 0, total), (1, 0, total)], size, per)
     together = made.logits(made.forward(torch.cat((ids, ids)), both), both).float()
-    bound = 1e-3 if b.dtype == torch.float32 else 6e-2
     for one in (torch.cat(found), together[:total], together[total:]):
-        away = float((one - expected).norm() / expected.norm())
-        if not away <= bound:
-            raise ModelError(f"its answers to a prompt of {spans} pieces differ from its own by {away:.1g}")
+        check_equal(f"a prompt of {spans} pieces", one, expected, b)
 
 
 def _pages(kv: KVSpec, blocks: int, size: int, b: Build) -> KVView:
