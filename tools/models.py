@@ -17,6 +17,7 @@ from tokenmill.checkpoint.gguf_meta import ARCHITECTURES
 from tokenmill.models.config_fields import FIELDS
 from tokenmill.models.family_of import SAME
 from tokenmill.models.family_row import Shape
+from tokenmill.models.foreign import MORE_PIECES, PIECES
 from tokenmill.models.multimodal import OUTERS, TEXTS
 from tokenmill.models.registry import file_of
 from tokenmill.models.rules import everywhere
@@ -129,11 +130,16 @@ Transformers' own, so that on a CPU, too, the bytes of a row may depend on the r
 quantised nor split over devices. Python code that comes with a model is never run.
 
 Every load is proven: a prompt of {pieces} tokens, computed in three pieces and as two sequences in one step, must say
-what Transformers says alone. What has states, masks or caches of its own is refused with the reason.
+what Transformers says alone. A model that fails this (it has states, masks or caches of its own) keeps Transformers'
+caches, one for each sequence, if a prompt of {more} tokens in {cuts} pieces then says what it should. One that does
+not go on from these either is computed anew from all tokens for each token, which becomes slow with their number. The
+log tells which way is taken, why, and how much memory a token takes. In both ways sequences are computed one after the
+other and share no prefixes; `n`, beams, drafts, chunks and preemption work. What fails all three is refused with the
+reasons: an encoder, for instance, looks at what comes later.
 
 Tiny random models of every causal type of Transformers {version}, {date}: {own} are built here, {equal} are equal
-through Transformers (logits within 1e-4, in chunks and in company), {refused} are refused{untried}; none is wrong.
-("Equal" is also said of types that are built here.)
+through Transformers (logits within 1e-4, in chunks and in company), {caches} of them with its own caches and {anew}
+computed anew; {refused} are refused{untried}; none is wrong. ("Equal" is also said of types that are built here.)
 
 | model type | built here | through Transformers |
 |---|---|---|
@@ -142,19 +148,20 @@ through Transformers (logits within 1e-4, in chunks and in company), {refused} a
 
 def elsewhere(said: str, version: str, date: str) -> str:
     """The page from a sweep's lines, `type: verdict` each."""
-    own = {row.model_type for row in FIELDS.values()} | SAME.keys()
+    own = {row.model_type for row in (*FIELDS.values(), *OUTERS.values())} | SAME.keys()
     rows, counts = [], {"equal": 0, "refused": 0, "no": 0}
     for line in said.splitlines():
         kind, verdict = line.split(": ", 1)
-        counts[verdict.split()[0].rstrip(":")] += 1
+        counts[verdict.split()[0].rstrip(":,")] += 1
         verdict = re.sub(r"^refused: .*? here: ", "refused: ", verdict)
         verdict = re.sub(r"^no tiny model.*", "not tried", verdict).rstrip(".:")
         here = "yes" if kind in own or f"{kind}_text" in own else ""
         rows.append(f"| `{kind}` | {here} | {verdict.replace('|', '/')} |\n")
+    untried = f", {counts['no']} have no tiny config that the sweep can make" if counts["no"] else ""
     head = ELSEWHERE_HEAD.format(
-        pieces=24, version=version, date=date, own=sum("| yes |" in row for row in rows), equal=counts["equal"],
-        refused=counts["refused"],
-        untried=f", {counts['no']} have no tiny config that the sweep can make" if counts["no"] else "",
+        pieces=sum(PIECES), more=sum(MORE_PIECES), cuts=len(MORE_PIECES), version=version, date=date,
+        own=sum("| yes |" in row for row in rows), equal=counts["equal"], caches=said.count(": equal, its own caches"),
+        anew=said.count(": equal, computed anew"), refused=counts["refused"], untried=untried,
     )  # fmt: skip
     return head + "".join(rows)
 

@@ -17,7 +17,8 @@ FILE_LINES, KERNEL_LINES, MODEL_LINES = 500, 800, 150
 FUNCTION_LINES, PARAMETERS, FIELDS = 80, 8, 12
 SHARED_MODEL_FILES = {
     *("__init__.py", "decoder.py", "config_fields.py", "registry.py"),
-    *("family_of.py", "foreign.py", "mixers.py", "parts.py", "positions.py", "family_row.py", "rules.py"),
+    *("family_of.py", "foreign.py", "foreign_caches.py", "mixers.py", "parts.py", "positions.py", "family_row.py"),
+    "rules.py",
     *("table.py", "table_mixtures.py", "table_recent.py", "table_older.py", "table_states.py", "multimodal.py"),
 }
 CODE = ("src/tokenmill", "csrc", "tools", "bench", "train")

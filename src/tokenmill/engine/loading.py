@@ -30,7 +30,6 @@ from tokenmill.engine.kernel_search import warm
 from tokenmill.engine.memory import (
     cache_bytes,
     count_blocks,
-    count_own_caches,
     count_states,
     fitting_length,
     keep_widened,
@@ -245,15 +244,13 @@ def load_runner(
     lengths = wanted, step_tokens
     budget = _budget(config, (model, kernels, layout), device, lengths, (mesh.size * config.engines, reasons))
     beside = pages_beside(layout, *lengths)
-    counted = count_states(config, model.spec.states, budget, reasons, drafts.most, beside)
+    counted = count_states(config, model.spec, budget, reasons, drafts.most, beside)
     rows, slots, trail = mesh.agree(list(counted))
-    slots = 0 if "own_caches" in model.spec.extras else slots  # nobody but rows may name a cache
     makes = device, kernels.copy_rows_
     states = StatePool(model.spec.states, rows, slots, *makes, trail, bed.zeros) if model.spec.states else None
     behind = states_of_drafter(drafts, rows, budget, *makes, bed.zeros)
     taken = sum(each.size_bytes for each in (states, behind) if each is not None)
-    own = count_blocks(config, layout, budget - taken, wanted, step_tokens)
-    own = count_own_caches(own, config, model.spec.extras, budget, reasons)
+    own = count_blocks(config, layout, budget - taken, wanted, step_tokens, model.spec.extras, reasons)
     blocks = mesh.agree(pages.everywhere(own, MANY_BLOCKS))
     stateful = mesh.agree([0 if model.spec.states else 1]) == [0]
     max_len = fitting_length(config, pages.groups, blocks, lengths, reasons)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tokenmill.compute.forward import Kernels, KVFormat, StateSpec
+from tokenmill.compute.forward import Kernels, KVFormat, ModelSpec
 from tokenmill.compute.model import CausalLM
 from tokenmill.core.config import CacheOptions, EngineConfig
 from tokenmill.core.errors import UserError
@@ -35,6 +35,8 @@ USUAL_TOKENS = 1024
 SNAPSHOTS_SHARE = 0.1
 """The share of the cache's memory for states that are kept for later sequences with the same prefix."""
 MOST_SNAPSHOTS = 4096
+MOST_OWN_TOKENS = 1 << 20
+"""Of all sequences that keep Transformers' own caches."""
 TRAIL_SHARE = 0.15
 """The share of the cache's memory for states behind drafts. It bounds how many drafts a step can try."""
 STEP_GUESSES = 256
@@ -60,7 +62,7 @@ def kv_format(options: CacheOptions, dtype: torch.dtype) -> KVFormat:
 
 def count_states(
     config: EngineConfig,
-    specs: tuple[StateSpec, ...],
+    spec: ModelSpec,
     budget: int,
     reasons: list[str],
     guesses: int = 0,
@@ -69,7 +71,8 @@ def count_states(
     """How many rows, slots for kept states and places for states behind drafts fit into this many bytes of cache.
     guesses: the most drafts of a row. pages: the bytes of a usual sequence's pages and of the longest one's; states
     may take what is left beside these."""
-    rows, each = config.schedule.max_num_seqs, row_bytes(specs)
+    rows, each = config.schedule.max_num_seqs, row_bytes(spec.states)
+    keeps = config.cache.enable_prefix_caching and "own_caches" not in spec.extras  # such caches belong to rows alone
     if not each:  # no states here; another stage may have some
         return rows, MOST_SNAPSHOTS, STEP_GUESSES
     fits = int(budget * STATES_SHARE) // each
@@ -80,26 +83,10 @@ def count_states(
     fits = max(1, fits - 1)
     if fits < rows:
         reasons.append(f"{fits} rows instead of {rows}: a row's states take {each / 2**20:.1f} MiB")
-    slots = int(budget * SNAPSHOTS_SHARE) // each if config.cache.enable_prefix_caching else 0
+    slots = int(budget * SNAPSHOTS_SHARE) // each if keeps else 0
     rows = min(rows, fits)
     trail = max(guesses, min(rows * guesses, STEP_GUESSES, int(budget * TRAIL_SHARE) // each))
     return rows, min(slots, MOST_SNAPSHOTS), trail
-
-
-def count_own_caches(
-    blocks: list[int], config: EngineConfig, extras: Mapping[str, Any], budget: int, reasons: list[str]
-) -> list[int]:
-    """Blocks of a model whose sequences keep Transformers' own caches: pages count tokens, and their bytes are these
-    caches'."""
-    if (each := extras.get("own_caches")) is None:
-        return blocks
-    how = "computes every sequence anew for each token" if extras["anew"] else "keeps its own cache of each sequence"
-    fits = max(1, int(budget / max(1.0, each) / config.cache.block_size))
-    reasons.append(
-        f"Transformers {how} ({extras['not_paged']}): one sequence after the other, and no shared prefixes; "
-        f"{min(fits, *blocks) * config.cache.block_size} tokens at once, {each / 1024:.1f} KiB each"
-    )
-    return [min(fits, count) for count in blocks]
 
 
 def pages_beside(layout: CacheLayout, wanted: int, step_tokens: int) -> tuple[int, int]:
@@ -155,13 +142,35 @@ def overruled(cache: CacheOptions, *, measured: bool) -> list[str]:
     return notes
 
 
-def count_blocks(config: EngineConfig, layout: CacheLayout, budget: int, max_len: int, step_tokens: int) -> list[int]:
-    """Blocks per pool."""
+def count_blocks(
+    config: EngineConfig,
+    layout: CacheLayout,
+    budget: int,
+    max_len: int,
+    step_tokens: int,
+    extras: Mapping[str, Any] | None = None,
+    reasons: list[str] | None = None,
+) -> list[int]:
+    """Blocks per pool. extras: what the model says of itself."""
     if config.cache.num_gpu_blocks_override is not None:
         return [config.cache.num_gpu_blocks_override] * len(layout.page_bytes)
+    if extras is not None and reasons is not None and "own_caches" in extras:
+        return [_count_own_caches(extras, budget, layout.block_size, reasons)] * len(layout.page_bytes)
     blocks = buy_blocks(layout, budget, max_len, step_tokens)
     most = config.schedule.max_num_seqs * (-(-max_len // layout.block_size) + 1) * len(layout.groups)
     return [min(n, most) for n in blocks]
+
+
+def _count_own_caches(extras: Mapping[str, Any], budget: int, block_size: int, reasons: list[str]) -> int:
+    """Blocks of a model whose sequences keep Transformers' own caches: pages count tokens, whose bytes are there."""
+    each = max(1.0, extras["own_caches"])
+    fits = max(1, min(int(budget / each), MOST_OWN_TOKENS) // block_size)
+    how = "computes every sequence anew for each token" if extras["anew"] else "keeps its own cache of each sequence"
+    reasons.append(
+        f"Transformers {how} ({extras['not_paged']}): one sequence after the other, and no shared prefixes; "
+        f"{fits * block_size} tokens at once, {each / 1024:.1f} KiB each"
+    )
+    return fits
 
 
 def peak_step_bytes(

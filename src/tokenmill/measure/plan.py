@@ -284,7 +284,7 @@ def layouts(planner: Planner, device: Device, sharers: int = 1) -> Layouts:
         budget = int(device.memory_bytes * config.cache.gpu_memory_utilization) - taken
     blocks = [0] * len(cache.page_bytes)
     beside = memory.pages_beside(cache, wanted, planner.step_tokens)
-    rows, slots, _ = memory.count_states(config, sheet.spec.states, max(budget, 0), [], pages=beside)
+    rows, slots, _ = memory.count_states(config, sheet.spec, max(budget, 0), [], pages=beside)
     budget -= (rows + 1 + slots) * sum(spec.size_bytes for spec in sheet.spec.states)
     if budget > 0:
         try:

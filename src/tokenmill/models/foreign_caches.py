@@ -66,6 +66,8 @@ class OwnCaches(Halves):
         self.caches: dict[int, Held] = {}
         self.last = 0
         taken = inspect.signature(self.body.forward).parameters
+        if "input_ids" not in taken:  # a shell that hands all on
+            taken = inspect.signature(self.body.decoder.forward).parameters
         self.takes_positions = "position_ids" in taken
         self.name = next((name for name in _TAKEN if name in taken), "")
         self.b, self.vocab = b, vocab

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tokenmill.compute.descriptors import KVFormat, KVSpec, StateSpec
+from tokenmill.compute.descriptors import KVFormat, KVSpec, ModelSpec, StateSpec
 from tokenmill.core.config import EngineConfig
 from tokenmill.engine.memory import count_states, pages_beside
 from tokenmill.kvcache.pool import make_layout
@@ -23,7 +23,8 @@ def rows(budget: int, *, wanted: int = 1 << 15, asked: int = 512, guesses: int =
     layout = make_layout((KVSpec("full", 2, 256, 256),), 16, KVFormat("bfloat16"))
     reasons: list[str] = []
     beside = pages_beside(layout, wanted, 8192)
-    found = count_states(config, (EACH,), budget * MIB, reasons, guesses, beside if told else None)[0]
+    spec = ModelSpec(vocab_size=1, max_positions=1, kv_specs=(), hidden_size=1, states=(EACH,))
+    found = count_states(config, spec, budget * MIB, reasons, guesses, beside if told else None)[0]
     assert bool(reasons) == (found < asked)
     return found
 
