@@ -152,19 +152,22 @@ def count_blocks(
     reasons: list[str] | None = None,
 ) -> list[int]:
     """Blocks per pool. extras: what the model says of itself."""
-    if config.cache.num_gpu_blocks_override is not None:
-        return [config.cache.num_gpu_blocks_override] * len(layout.page_bytes)
+    asked = config.cache.num_gpu_blocks_override
     if extras is not None and reasons is not None and "own_caches" in extras:
-        return [_count_own_caches(extras, budget, layout.block_size, reasons)] * len(layout.page_bytes)
+        asked = _count_own_caches(extras, budget, layout.block_size, asked, reasons)
+    if asked is not None:
+        return [asked] * len(layout.page_bytes)
     blocks = buy_blocks(layout, budget, max_len, step_tokens)
     most = config.schedule.max_num_seqs * (-(-max_len // layout.block_size) + 1) * len(layout.groups)
     return [min(n, most) for n in blocks]
 
 
-def _count_own_caches(extras: Mapping[str, Any], budget: int, block_size: int, reasons: list[str]) -> int:
+def _count_own_caches(
+    extras: Mapping[str, Any], budget: int, block_size: int, asked: int | None, reasons: list[str]
+) -> int:
     """Blocks of a model whose sequences keep Transformers' own caches: pages count tokens, whose bytes are there."""
     each = max(1.0, extras["own_caches"])
-    fits = max(1, min(int(budget / each), MOST_OWN_TOKENS) // block_size)
+    fits = asked or max(1, min(int(budget / each), MOST_OWN_TOKENS) // block_size)
     how = "computes every sequence anew for each token" if extras["anew"] else "keeps its own cache of each sequence"
     reasons.append(
         f"Transformers {how} ({extras['not_paged']}): one sequence after the other, and no shared prefixes; "
