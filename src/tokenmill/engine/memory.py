@@ -35,8 +35,6 @@ USUAL_TOKENS = 1024
 SNAPSHOTS_SHARE = 0.1
 """The share of the cache's memory for states that are kept for later sequences with the same prefix."""
 MOST_SNAPSHOTS = 4096
-MOST_OWN_TOKENS = 1 << 20
-"""Of all sequences that keep Transformers' own caches."""
 TRAIL_SHARE = 0.15
 """The share of the cache's memory for states behind drafts. It bounds how many drafts a step can try."""
 STEP_GUESSES = 256
@@ -153,21 +151,22 @@ def count_blocks(
 ) -> list[int]:
     """Blocks per pool. extras: what the model says of itself."""
     asked = config.cache.num_gpu_blocks_override
+    most = config.schedule.max_num_seqs * (-(-max_len // layout.block_size) + 1) * len(layout.groups)
     if extras is not None and reasons is not None and "own_caches" in extras:
-        asked = _count_own_caches(extras, budget, layout.block_size, asked, reasons)
+        asked = _count_own_caches(extras, budget, layout.block_size, (asked, most), reasons)
     if asked is not None:
         return [asked] * len(layout.page_bytes)
     blocks = buy_blocks(layout, budget, max_len, step_tokens)
-    most = config.schedule.max_num_seqs * (-(-max_len // layout.block_size) + 1) * len(layout.groups)
     return [min(n, most) for n in blocks]
 
 
 def _count_own_caches(
-    extras: Mapping[str, Any], budget: int, block_size: int, asked: int | None, reasons: list[str]
+    extras: Mapping[str, Any], budget: int, block_size: int, wanted: tuple[int | None, int], reasons: list[str]
 ) -> int:
-    """Blocks of a model whose sequences keep Transformers' own caches: pages count tokens, whose bytes are there."""
+    """Blocks of a model whose sequences keep Transformers' own caches: pages count tokens, whose bytes are there.
+    wanted: what the user fixed, and the most that is of use."""
     each = max(1.0, extras["own_caches"])
-    fits = asked or max(1, min(int(budget / each), MOST_OWN_TOKENS) // block_size)
+    fits = wanted[0] or max(1, min(int(budget / each) // block_size, wanted[1]))
     how = "computes every sequence anew for each token" if extras["anew"] else "keeps its own cache of each sequence"
     reasons.append(
         f"Transformers {how} ({extras['not_paged']}): one sequence after the other, and no shared prefixes; "
