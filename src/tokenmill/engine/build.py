@@ -22,7 +22,7 @@ from tokenmill.engine.checks import check_companions, check_options
 from tokenmill.engine.drafting import control_of, host_drafter, read_speculation, with_care
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
-from tokenmill.engine.generation import banned, check_generation
+from tokenmill.engine.generation import banned, check_generation, left_in_config
 from tokenmill.engine.loading import (
     Facts,
     check_ranks,
@@ -37,7 +37,7 @@ from tokenmill.engine.model_source import ModelSource
 from tokenmill.engine.replicas import Replicas
 from tokenmill.engine.sleeping import SleepDesk
 from tokenmill.engine.successors import Successors
-from tokenmill.engine.text import eos_ids_of, give_text, load_tokenizer
+from tokenmill.engine.text import eos_ids_of, give_text, load_tokenizer, unheeded_ends
 from tokenmill.engine.workers import start_ranks
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.cache_events import CacheEvents
@@ -123,6 +123,9 @@ def build_engine(config: EngineConfig) -> Built:
     generation = read_generation(config, source)
     for said in check_generation(generation, f"{source.path}/generation_config.json"):
         log.warning("%s", said)
+    if config.files.generation_config == "auto" and not source.generation():
+        for said in left_in_config(source.config(), generation):
+            log.warning("%s", said)
     executor, facts = _executor(config, source)
     tables = BlockTables(
         [GroupLayout(*g) for g in facts.groups],
@@ -146,6 +149,8 @@ def build_engine(config: EngineConfig) -> Built:
             f"vocabulary of {facts.vocab_size}."
         )
     ends = eos_ids_of(source.config(), generation, tokenizer, config.model.hf_overrides)
+    for said in unheeded_ends(source.config(), generation, facts.vocab_size, config.model.hf_overrides):
+        log.warning("%s", said)
     admission = Admission(
         vocab_size=facts.vocab_size,
         max_model_len=facts.max_model_len,

@@ -82,6 +82,26 @@ NAMED: dict[str, tuple[Any, ...]] = {
 }
 """Fields that are not applied, with the values that ask for nothing; a warning names any other value."""
 
+IN_CONFIG: dict[str, tuple[Any, ...]] = {
+    "temperature": (1.0,),
+    "top_k": (0, 50),
+    "top_p": (1.0,),
+    "typical_p": (1.0,),
+    "repetition_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,),
+    "suppress_tokens": ([],),
+    "bad_words_ids": ([],),
+    **{
+        name: NAMED[name]
+        for name in (
+            *("min_length", "num_beams", "num_return_sequences", "forced_bos_token_id", "forced_eos_token_id"),
+            *("exponential_decay_length_penalty", "begin_suppress_tokens"),
+        )
+    },
+}
+"""Settings of answers that older config.json files hold, with the values that ask for nothing. Transformers reads them
+there if a folder has no generation_config.json."""
+
 _CUTOFFS = ("epsilon_cutoff", "eta_cutoff")
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repeat_last_n")
 _ANY_WAY = ("repetition_penalty", "no_repeat_ngram_size", *_PENALTIES, "stop", "seed")
@@ -125,6 +145,18 @@ def check_generation(generation: Mapping[str, Any], where: str) -> list[str]:
     ]
     known = {*DONE, *HARMLESS, *NAMED}
     return said + [f"{where}: {name!r} is not known here, and ignored." for name in generation if name not in known]
+
+
+def left_in_config(config: Mapping[str, Any], generation: Mapping[str, Any]) -> list[str]:
+    """One sentence for each setting of answers that a config.json holds and nothing else gives."""
+    text = config.get("text_config")
+    found = {**(text if isinstance(text, dict) else {}), **{n: v for n, v in config.items() if v is not None}}
+    return [
+        f"config.json: {name!r} = {_short(found[name])} is not applied here: "
+        "settings of answers belong in generation_config.json."
+        for name, neutral in IN_CONFIG.items()
+        if found.get(name) is not None and found[name] not in neutral and name not in generation
+    ]
 
 
 def banned(generation: Mapping[str, Any], where: str = "generation_config.json") -> list[list[int]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenmill.checkpoint.hub import Hub
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, shown
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.breakers import BreakerIndex
 from tokenmill.engine.model_source import ModelSource, find_source
@@ -73,3 +73,20 @@ def _ids_of(source: Any) -> set[int]:
     value = source.get("eos_token_id") if isinstance(source, dict) else None
     found = value if isinstance(value, list) else [value]
     return {index for index in found if isinstance(index, int) and not isinstance(index, bool) and index >= 0}
+
+
+def unheeded_ends(
+    raw: dict[str, Any], generation: dict[str, Any], vocab_size: int, overrides: dict[str, Any] | None = None
+) -> list[str]:
+    """One sentence for each end token that can end nothing. (-1 is how some files say that there is none.)"""
+    config = overridden(raw, overrides or {})
+    files = {"generation_config.json": generation, "config.json": config, "text_config": config.get("text_config")}
+    said = []
+    for where, source in files.items():
+        value = source.get("eos_token_id") if isinstance(source, dict) else None
+        for one in value if isinstance(value, list) else [value]:
+            usable = isinstance(one, int) and not isinstance(one, bool) and 0 <= one < vocab_size
+            if not usable and one not in (None, -1):
+                told = f"{where}: 'eos_token_id' = {shown(one)} is none of the model's {vocab_size} tokens"
+                said.append(f"{told}: no answer ends with it.")
+    return said

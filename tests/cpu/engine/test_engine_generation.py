@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 
 from tokenmill import SamplingParams
 from tokenmill.core.errors import ModelError
-from tokenmill.engine.generation import DONE, HARMLESS, NAMED, banned, check_generation, default_params
+from tokenmill.engine.generation import DONE, HARMLESS, IN_CONFIG, NAMED, banned, check_generation, default_params
 from tokenmill.engine.text import eos_ids_of
 from tokenmill.text.codec import Tokenizer, TokenizerSettings
 
@@ -162,3 +162,54 @@ def test_a_word_does_not_end_answers_where_generation_config_names_what_does():
     assert eos_ids_of(omni, {}, None) == {turn, word} and eos_ids_of(omni, {}, tokenizer) == {turn, word, stop}
     for given in ({"eos_token_id": word}, {"text_config": {"eos_token_id": word}}):
         assert eos_ids_of({"text_config": {}}, {"eos_token_id": end}, tokenizer, given) == {word, end, stop}
+
+
+@pytest.mark.parametrize("end", [99999, "2", 2.5, True, -7, [2, 99999]])
+def test_an_end_that_can_end_nothing_is_told(end, folder, caplog):
+    """Dropped silently, it would leave answers that go on to their last token."""
+    changes = [("config.json", end)]
+    if isinstance(end, int) and end > 320:  # generation_config.json refuses the other ones
+        changes.append(("generation_config.json", end))
+    for name, value in changes:
+        file = folder / name
+        before = file.read_text()
+        file.write_text(json.dumps({**json.loads(before), "eos_token_id": value}))
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), open_llm(folder):
+            pass
+        file.write_text(before)
+        bad = value[-1] if isinstance(value, list) else value
+        assert [text for text in caplog.messages if "eos_token_id" in text] == [
+            f"{name}: 'eos_token_id' = {bad!r} is none of the model's 320 tokens: no answer ends with it."
+        ]
+
+
+def test_a_file_that_has_no_end_says_so_with_a_minus(folder, caplog):
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": -1}))
+    with caplog.at_level(logging.WARNING), open_llm(folder):
+        assert not [text for text in caplog.messages if "eos_token_id" in text]
+
+
+def test_settings_of_answers_in_config_json_are_told_where_no_other_file_has_them(folder, caplog):
+    """Transformers and vLLM apply them if there is no generation_config.json."""
+    asked = {**dict.fromkeys(IN_CONFIG, 7), "suppress_tokens": [5], "bad_words_ids": [[5]]}
+    neutral = {name: values[0] for name, values in IN_CONFIG.items() if values}
+    file, beside = folder / "config.json", folder / "generation_config.json"
+    config, kept = json.loads(file.read_text()), beside.read_text()
+
+    def told(settings, **options):
+        file.write_text(json.dumps({**config, **settings}))
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), open_llm(folder, **options):
+            return [text.split("'")[1] for text in caplog.messages if "settings of answers" in text]
+
+    assert told(asked) == []
+    beside.unlink()
+    assert told(asked) == list(IN_CONFIG)
+    assert told({"text_config": {"temperature": 0.3}}) == ["temperature"]
+    assert told(neutral) == []
+    assert told(asked, generation_config="vllm") == []
+    given = told(asked, override_generation_config={"temperature": 0.5})
+    assert given == [name for name in IN_CONFIG if name != "temperature"]
+    beside.write_text(kept)
