@@ -72,6 +72,8 @@ class AdapterConfig:
     tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """By name of embeddings or head ("": the embeddings), the tokens whose rows are stored."""
     base: str = ""
+    targets: tuple[str, ...] = ()
+    """The modules that target_modules lists by name."""
 
     def rank_of(self, module: str) -> int:
         """The rank that a module's tensors must have."""
@@ -116,8 +118,6 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     target = data.get("target_modules")
     if isinstance(target, str) and target != "all-linear":
         _compiled(file, "target_modules", target, matched=False)
-    elif not isinstance(target, str):
-        reader.names("target_modules")
     return AdapterConfig(
         rank=reader.whole("r", 8),
         alpha=reader.number("lora_alpha", 8),
@@ -130,6 +130,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         parameters=reader.names("target_parameters"),
         tokens=reader.tokens("trainable_token_indices"),
         base=str(data.get("base_model_name_or_path") or "")[:512],
+        targets=() if isinstance(target, str) else reader.names("target_modules"),
     )
 
 

@@ -5,6 +5,7 @@ Must not know: the model that the adapter is for (lora/fit.py does), devices.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.files import present
 from tokenmill.lora.config import MOST_RANK, AdapterConfig, read_adapter_config
 
+log = logging.getLogger("tokenmill.lora")
 SAFE, OLD = "adapter_model.safetensors", "adapter_model.bin"
 WIDE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _MOST_TENSORS = 1 << 18
@@ -148,6 +150,7 @@ def read_peft(folder: Path) -> Adapter:
     for module, tensors in halves.items():
         _take(found, config, module, tensors)
     _check_whole(found, config)
+    _note_names(found, config)
     if not (found.linear or found.tables or found.whole or found.stacked or found.tokens):
         raise ModelError(f"{folder}: the adapter changes nothing.")
     return found
@@ -199,7 +202,7 @@ def _take(found: Adapter, config: AdapterConfig, module: str, tensors: dict[str,
 
 def _token_rows(found: Adapter, config: AdapterConfig, module: str, rows: Tensor) -> TokenRows:
     """The rows of one module, with the tokens that adapter_config.json gives it."""
-    name = next((name for name in config.tokens if module == name or module.endswith("." + name)), "")
+    name = next((name for name in config.tokens if _is_named(module, name)), "")
     ids = config.tokens.get(name, ())
     if rows.ndim != 2 or len(rows) != len(ids):
         raise ModelError(
@@ -225,7 +228,31 @@ def _magnitude(where: str, config: AdapterConfig, tensors: dict[str, Tensor], ro
 
 def _check_whole(found: Adapter, config: AdapterConfig) -> None:
     for name in config.saved:
-        if not any(module == name or module.endswith("." + name) for module in found.whole):
+        if not any(_is_named(module, name) for module in found.whole):
             raise ModelError(f"{found.where}: modules_to_save names {name[:120]!r}, which the file does not hold.")
     if config.tokens and not found.tokens:
         raise ModelError(f"{found.where}: trainable_token_indices names tokens, and the file holds no rows of them.")
+
+
+def _note_names(found: Adapter, config: AdapterConfig) -> None:
+    """Say where the list of modules and the file differ. A list may name what no layer of the model is called, so it is
+    no error; but a file that was not saved whole looks the same. PEFT leaves out what the list does not name."""
+    if not config.targets:
+        return
+    low = [stem(module) for module in (*found.linear, *found.tables)]
+    held = [*low, *(stem(module) for module in (*found.stacked, *found.whole, *found.tokens))]
+    lacking = [name for name in config.targets if not any(_is_named(module, name) for module in held)]
+    if lacking:
+        log.warning("%s: target_modules names %s, and the file holds nothing of that.", found.where, _few(lacking))
+    more = [module for module in low if not any(_is_named(module, name) for name in config.targets)]
+    if more:
+        said = "%s: target_modules does not name %s; what the file holds of that is applied."
+        log.warning(said, found.where, _few(more))
+
+
+def _is_named(module: str, name: str) -> bool:
+    return module == name or module.endswith("." + name)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(repr(name[:120]) for name in names[:4]) + (f" and {len(names) - 4} more" if names[4:] else "")

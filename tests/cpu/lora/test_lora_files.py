@@ -186,6 +186,27 @@ def test_patterns_that_are_usual_and_names_that_are_not(base: Path, tmp_path: Pa
         config.rank_of("a." * 120)
 
 
+def test_modules_that_the_list_names_otherwise_than_the_file_are_told(base, tmp_path, caplog):
+    """A file of which a part was never written looks like a list that names too much."""
+
+    def told(number: int, **config: Any) -> list[str]:
+        folder = write_adapter(tmp_path / str(number), base, modules=("q_proj", "down_proj"), **config)
+        caplog.clear()
+        read_peft(folder)
+        return [text.removeprefix(f"{folder}: ") for text in caplog.messages]
+
+    assert told(1) == told(2, target_modules="all-linear") == told(3, target_modules=r".*_proj") == []
+    assert told(4, target_modules=["self_attn.q_proj", "mlp.down_proj"]) == []
+    assert told(5, target_modules=["q_proj", "down_proj", "v_proj", "up_proj"]) == [
+        "target_modules names 'v_proj', 'up_proj', and the file holds nothing of that."
+    ]
+    assert told(6, target_modules=["q_proj", "roj"]) == [
+        "target_modules names 'roj', and the file holds nothing of that.",
+        "target_modules does not name 'model.layers.0.mlp.down_proj', 'model.layers.1.mlp.down_proj'; what the file "
+        "holds of that is applied.",
+    ]
+
+
 def test_the_base_stays_as_it_was(llm: LLM, base: Path) -> None:
     with open_llm(base, kernels="auto") as plain:
         assert (
