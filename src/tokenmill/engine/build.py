@@ -17,7 +17,8 @@ from tokenmill.core.request import Request
 from tokenmill.device.memory import place
 from tokenmill.engine.adapters import AdapterDesk
 from tokenmill.engine.admission import Admission, needs_head
-from tokenmill.engine.balance import Balance, read_balance
+from tokenmill.engine.balance import Balance
+from tokenmill.engine.balance_settings import read_balance
 from tokenmill.engine.checks import check_companions, check_options
 from tokenmill.engine.drafting import control_of, host_drafter, read_speculation, with_care
 from tokenmill.engine.engine import Engine
@@ -35,7 +36,7 @@ from tokenmill.engine.loading import (
 from tokenmill.engine.memory import STEP_GUESSES
 from tokenmill.engine.model_source import ModelSource
 from tokenmill.engine.replicas import Replicas
-from tokenmill.engine.sleeping import SleepDesk
+from tokenmill.engine.sleep_desk import SleepDesk
 from tokenmill.engine.successors import Successors
 from tokenmill.engine.text import eos_ids_of, give_text, load_tokenizer, unheeded_ends
 from tokenmill.engine.workers import start_ranks

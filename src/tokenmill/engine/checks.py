@@ -17,7 +17,7 @@ from tokenmill.core.errors import ModelError, ParameterError, shown
 from tokenmill.core.files import in_home, open_regular
 from tokenmill.demo.files import check_part, demo_model
 from tokenmill.engine.adapter_names import check_name, located, read_modules
-from tokenmill.engine.balance import check_balance
+from tokenmill.engine.balance_settings import check_balance
 from tokenmill.engine.drafting import Speculation, read_speculation
 from tokenmill.engine.generation import check_generation
 from tokenmill.lora.config import read_adapter_config

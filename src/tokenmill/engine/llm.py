@@ -50,7 +50,7 @@ from tokenmill.engine.pooling import Pooler, as_tensor, pooling_params_of
 from tokenmill.engine.profiling import Profiler
 from tokenmill.engine.progress import progress_of
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, check_salt, default_params, make_request
-from tokenmill.engine.sleeping import fall_asleep, wake
+from tokenmill.engine.sleep_desk import fall_asleep, wake
 from tokenmill.engine.weights import Weights, WeightUpdates, runner_of
 
 _CUT = "truncate_prompt_tokens"

@@ -1,24 +1,23 @@
-"""Sleep and wake of one runner, and of the engine around it. Owns: which of a runner's memory is given back, what is
-kept of it and where, and that a sleeping engine takes no requests.
+"""Sleep and wake of one runner. Owns: which of its memory is given back, and what is kept of it and where.
 
 Addresses stay, so recorded steps stay valid. On a CPU pages are given back to the system in place (host_pages.py). On a
 GPU weights and cache lie in arenas from the load on (arena.py). Adapters, recordings and the process stay. Must not
-know: HTTP, who decides.
+know: requests, who decides.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from tokenmill.compute.model import CausalLM
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.errors import BusyError, ParameterError, UserError
-from tokenmill.core.sleeping import CACHE, TAGS, WEIGHTS, NoSleep, Sleeper, Slept, check_level, check_mode, check_tags
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.sleeping import CACHE, TAGS, WEIGHTS, NoSleep, Sleeper, Slept, check_level, check_tags
 from tokenmill.device.arena import Arena, CudaPages, Pages, relocate
 from tokenmill.device.host_pages import HostPages, can_drop
 from tokenmill.device.memory import records, release, total_bytes
@@ -32,9 +31,6 @@ from tokenmill.runner.stage import FromInbox
 if TYPE_CHECKING:
     from tokenmill.compute.drafting import DeviceDrafter
     from tokenmill.compute.forward import Kernels
-    from tokenmill.engine.driver import Driver
-    from tokenmill.engine.engine import Engine
-    from tokenmill.engine.replicas import Replicas
 
 Zeros = Callable[[int, int, str], Tensor]
 
@@ -242,74 +238,6 @@ def _caches(runner: Runner) -> list[Tensor]:
     pools = [each for each in (runner.pool.states, runner.pool.drafter_states) if each is not None]
     kept = [part for states in pools for layer in (*states.views, *states.kept) for part in layer]
     return [*runner.pool.storage, *kept]
-
-
-def fall_asleep(desk: SleepDesk, driver: Driver, level: int, mode: str) -> None:
-    """Let an engine that its caller steps fall asleep: first step open requests to their end, or end them."""
-    check_level(level)
-    engine = driver.engine
-    with driver.alone():
-        if check_mode(mode) == "abort":
-            driver.end([name for part in engine.parts for name in part.scheduler.roster.groups])
-        while engine.has_work or engine.flying:
-            driver.step()
-        desk.sleep(level)
-
-
-def wake(desk: SleepDesk, driver: Driver, tags: Iterable[str] | None) -> None:
-    """Wake an engine that its caller steps."""
-    with driver.alone():
-        desk.wake(tags)
-
-
-class SleepDesk:
-    """An engine's sleep, with the interface for whoever steps the engine."""
-
-    def __init__(self, engine: Engine | Replicas) -> None:
-        self.engine = engine
-        self.asleep: tuple[str, ...] = ()
-        self.level = 0
-        self.closing = False
-        """The engine will sleep once its requests have ended."""
-        self.reread: Callable[[], object] = lambda: None
-        """Called when weights must be read from the files again."""
-        self.settle: Callable[[], object] = lambda: None
-        """Called before weights go: waits for whoever reads them beside the steps."""
-
-    def check(self, *, new: bool = False) -> None:
-        """Refuse a request while the engine sleeps; a new one also while it is about to."""
-        if self.asleep or (self.closing and new):
-            raise BusyError("the model sleeps: wake_up() brings it back.")
-
-    def sleep(self, level: int = 1) -> Slept:
-        """Let all runners sleep; no request may be open."""
-        check_level(level)
-        if self.engine.has_work or self.engine.flying:
-            raise UserError("requests are open: an engine sleeps between requests.")
-        self.settle()
-        self.engine.forget_prefixes()
-        return self._tell({"what": "sleep", "level": level}, level)
-
-    def wake(self, tags: Iterable[str] | None = None) -> Slept:
-        """Wake the memory that these tags name."""
-        return self._tell({"what": "wake", "tags": check_tags(tags)}, self.level)
-
-    def _tell(self, message: dict[str, Any], level: int) -> Slept:
-        said = self._ask(message)
-        failed = next((each.error for each in said if each.error is not None), None)
-        if failed is not None and message["what"] == "sleep":  # all ranks sleep, or none
-            self._ask({"what": "wake", "tags": list(TAGS)})
-        self.level = level if self.asleep else 0
-        if failed is not None:
-            raise UserError(failed)
-        if self.level == 2:
-            self.reread()
-        return Slept(list(self.asleep), sum(each.freed for each in said), sum(each.kept for each in said))
-
-    def _ask(self, message: dict[str, Any]) -> list[Slept]:
-        said = [Slept(**each) for each in self.engine.ask_all(message)]
-        self.asleep = tuple(tag for tag in TAGS if any(tag in each.asleep for each in said))
-        return said
 
 
 def sleeper_of(runner: Runner, bed: NoBed | HostBed | DeviceBed, maker: LayerMaker, source: ModelSource) -> Sleeper:

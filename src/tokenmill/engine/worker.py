@@ -26,7 +26,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import EngineDeadError
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device.memory import pick_device, records, use
-from tokenmill.engine.balance import read_balance
+from tokenmill.engine.balance_settings import read_balance
 from tokenmill.engine.checks import left_out
 from tokenmill.engine.drafting import read_speculation, reads_words
 from tokenmill.engine.executor import InProcessExecutor, InProcessTicket, answer, only_asks, operations
