@@ -268,7 +268,7 @@ def run_all(todo: list[Cell], results: Results, jobs: int, seconds: float, each:
     """Cases side by side until the time is up."""
     import torch._dynamo  # noqa: F401  before the children, so that each has it
 
-    import tokenmill.engine.build
+    import tokenmill.engine.running.build
     import tokenmill.kernels.triton.kernels  # noqa: F401
 
     began = time.perf_counter()

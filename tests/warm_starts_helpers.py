@@ -103,7 +103,7 @@ def _end_all() -> None:
 
 def serve(number: int) -> None:
     """What the process does whose forks are workers."""
-    import tokenmill.engine.worker
+    import tokenmill.engine.steps.worker
     import tokenmill.kernels.cpu
     import tokenmill.parallel.shared_memory  # noqa: F401
 

@@ -104,7 +104,9 @@ def fetch(constraints: Path, tests: bool, compiling: Job | None, began: float) -
 
 def import_once() -> None:
     """So that the first start writes none; the compiler has the other core. What fails here is told at that start."""
-    modules = "import tokenmill.cli.verbs, tokenmill.server.app, tokenmill.server.listener, tokenmill.engine.loop"
+    modules = (
+        "import tokenmill.cli.verbs, tokenmill.server.app, tokenmill.server.listener, tokenmill.engine.running.loop"
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     subprocess.call([python(), "-c", modules], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

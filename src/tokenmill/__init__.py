@@ -39,38 +39,38 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from tokenmill.core.request import CompletionOutput, RequestOutput, SamplingParams, TokenLogprob
-    from tokenmill.engine.async_llm import AsyncLLM
-    from tokenmill.engine.engine_args import AsyncEngineArgs, EngineArgs
-    from tokenmill.engine.llm import LLM
-    from tokenmill.engine.llm_engine import LLMEngine
-    from tokenmill.engine.metrics import Counter, Gauge, Histogram, Metric, Vector
+    from tokenmill.engine.interfaces.async_llm import AsyncLLM
+    from tokenmill.engine.interfaces.llm import LLM
+    from tokenmill.engine.interfaces.llm_engine import LLMEngine
+    from tokenmill.engine.options.engine_args import AsyncEngineArgs, EngineArgs
+    from tokenmill.engine.running.metrics import Counter, Gauge, Histogram, Metric, Vector
 
     AsyncLLMEngine = AsyncLLM
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AsyncEngineArgs": "tokenmill.engine.engine_args",
-    "AsyncLLM": "tokenmill.engine.async_llm",
-    "AsyncLLMEngine": "tokenmill.engine.async_llm",
+    "AsyncEngineArgs": "tokenmill.engine.options.engine_args",
+    "AsyncLLM": "tokenmill.engine.interfaces.async_llm",
+    "AsyncLLMEngine": "tokenmill.engine.interfaces.async_llm",
     "BeamSearchOutput": "tokenmill.core.pooled",
     "BeamSearchParams": "tokenmill.core.params",
     "BeamSearchSequence": "tokenmill.core.pooled",
     "ClassificationOutput": "tokenmill.core.pooled",
     "ClassificationRequestOutput": "tokenmill.core.pooled",
     "CompletionOutput": "tokenmill.core.request",
-    "Counter": "tokenmill.engine.metrics",
+    "Counter": "tokenmill.engine.running.metrics",
     "EmbeddingOutput": "tokenmill.core.pooled",
     "EmbeddingRequestOutput": "tokenmill.core.pooled",
-    "EngineArgs": "tokenmill.engine.engine_args",
+    "EngineArgs": "tokenmill.engine.options.engine_args",
     "EngineDeadError": "tokenmill.core.errors",
-    "Gauge": "tokenmill.engine.metrics",
+    "Gauge": "tokenmill.engine.running.metrics",
     "GuidedDecodingParams": "tokenmill.core.params",
-    "Histogram": "tokenmill.engine.metrics",
-    "LLM": "tokenmill.engine.llm",
-    "LLMEngine": "tokenmill.engine.llm_engine",
+    "Histogram": "tokenmill.engine.running.metrics",
+    "LLM": "tokenmill.engine.interfaces.llm",
+    "LLMEngine": "tokenmill.engine.interfaces.llm_engine",
     "LoRARequest": "tokenmill.core.lora_request",
-    "Metric": "tokenmill.engine.metrics",
+    "Metric": "tokenmill.engine.running.metrics",
     "PoolingOutput": "tokenmill.core.pooled",
     "PoolingParams": "tokenmill.core.params",
     "PoolingRequestOutput": "tokenmill.core.pooled",
@@ -86,7 +86,7 @@ _HOMES = {
     "TokenmillError": "tokenmill.core.errors",
     "TokensPrompt": "tokenmill.core.params",
     "UserError": "tokenmill.core.errors",
-    "Vector": "tokenmill.engine.metrics",
+    "Vector": "tokenmill.engine.running.metrics",
 }
 """Where each name lives."""
 

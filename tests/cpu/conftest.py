@@ -17,7 +17,8 @@ __all__ = ["warm_starts"]
 def every_guess(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of n-grams and suffixes; models and heads are told by each test."""
     pytest.importorskip("torch")
-    from tokenmill.engine import build, drafting
+    from tokenmill.engine.options import drafting
+    from tokenmill.engine.running import build
     from tokenmill.speculate.patience import HostControl, Patience
 
     def control_of(found: drafting.Speculation | None, step_guesses: int, *, on_device: bool) -> Any:

@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 
-from tokenmill.engine.picking import ANSWER, MAX_REMEMBERED, STAY, EnginePicker, PickRequest
+from tokenmill.engine.running.picking import ANSWER, MAX_REMEMBERED, STAY, EnginePicker, PickRequest
 from tokenmill.kvcache.cache_events import prompt_marks
 
 BLOCK = 16

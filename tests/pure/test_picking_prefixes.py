@@ -10,9 +10,9 @@ import pytest
 
 from tokenmill.core.request import Request, SamplingParams, TokenDelta
 from tokenmill.core.step import StepPlan, StepResult
-from tokenmill.engine.admission import Admission
-from tokenmill.engine.picking import EnginePicker, asked_of
-from tokenmill.engine.prompts import make_request
+from tokenmill.engine.interfaces.prompts import make_request
+from tokenmill.engine.running.picking import EnginePicker, asked_of
+from tokenmill.engine.steps.admission import Admission
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.cache_events import MARK_BYTES, CacheEvents, prompt_marks
 from tokenmill.scheduler.policy import make_policy

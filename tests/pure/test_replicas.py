@@ -16,9 +16,9 @@ from tokenmill.core.errors import EngineDeadError, IdInUseError, UserError
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import SequenceGroup
 from tokenmill.core.step import RowSampling, StepPlan
-from tokenmill.engine.engine import Engine
-from tokenmill.engine.replicas import Replicas
-from tokenmill.engine.successors import Successors
+from tokenmill.engine.running.replicas import Replicas
+from tokenmill.engine.running.successors import Successors
+from tokenmill.engine.steps.engine import Engine
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.cache_events import CacheEvents
 from tokenmill.scheduler.policy import make_policy

@@ -35,7 +35,7 @@ APART = "--data-parallel-size"
 
 def ranks(served: Running, way: str) -> list[int]:
     """The processes that compute: ranks of one engine, or engines."""
-    found, mark = [], b"spawn_main" if way == APART else b"begin('tokenmill.engine.worker')"
+    found, mark = [], b"spawn_main" if way == APART else b"begin('tokenmill.engine.steps.worker')"
     for pid in served.family():
         with contextlib.suppress(OSError):
             if mark in Path(f"/proc/{pid}/cmdline").read_bytes():

@@ -25,7 +25,7 @@ from tokenmill.core.errors import EngineDeadError, ParameterError, TokenmillErro
 
 if TYPE_CHECKING:
     from tokenmill.core.request import RequestOutput, SamplingParams
-    from tokenmill.engine.async_llm import AsyncLLM
+    from tokenmill.engine.interfaces.async_llm import AsyncLLM
 
 NO_TEMPLATE = (
     "{} has no chat template: give one with --chat-template FILE, or continue a text with "
@@ -265,7 +265,7 @@ def _wish(talk: Conversation) -> Any:
 def _params(llm: AsyncLLM, talk: Conversation, most: int) -> SamplingParams:
     import msgspec
 
-    from tokenmill.engine.prompts import default_params
+    from tokenmill.engine.interfaces.prompts import default_params
 
     params = msgspec.structs.replace(default_params(llm.service.built.generation), max_tokens=most)
     if talk.temperature is not None:

@@ -116,7 +116,7 @@ def _config(model: str, device: str, length: int) -> EngineConfig:
     """The teacher's configuration; refuses lines that are too long for it."""
     from tokenmill.core.config import make_config
     from tokenmill.distill.teacher import check_length
-    from tokenmill.engine.loading import find_model
+    from tokenmill.engine.load.loading import find_model
 
     config = make_config(model=model, device=device)
     check_length(find_model(config), length, "--length")
@@ -169,7 +169,7 @@ def _answer(
 def _answers(llm: LLM, texts: list[str], left: list[int], most: int) -> Iterator[dict[str, Any]]:
     """The answers to these texts, by their numbers, as they end."""
     from tokenmill import RequestOutputKind, SamplingParams
-    from tokenmill.engine.progress import progress_of
+    from tokenmill.engine.interfaces.progress import progress_of
 
     engine = llm.llm_engine
     for n in left:

@@ -140,7 +140,7 @@ def resolve_options(model: str | None, options: Mapping[str, Any]) -> tuple[Engi
 
 def resolve_stored(model: str | None, options: Mapping[str, Any]) -> ResolvedOptions:
     """The same for verbs that also use a stored model's system message and template."""
-    from tokenmill.engine.checks import check_companions, check_options
+    from tokenmill.engine.options.checks import check_companions, check_options
 
     given = {name: value for name, value in options.items() if name != "config"}
     filed, _ = read_config_file(options.get("config"))

@@ -19,7 +19,7 @@ from tokenmill.core.text_file import read_all, read_text_file
 
 if TYPE_CHECKING:
     from tokenmill.core.request import RequestOutput
-    from tokenmill.engine.async_llm import AsyncLLM
+    from tokenmill.engine.interfaces.async_llm import AsyncLLM
 
 MOST_CHARS = 16 << 20
 DEFAULT_TOKENS = 256
@@ -119,8 +119,8 @@ def _check(given: dict[str, Any]) -> None:
 async def _generate_one(llm: AsyncLLM, prompt: str, given: dict[str, Any], live: bool) -> RequestOutput:
     """The complete output. With `live`, its text is also written to the terminal as it comes."""
     from tokenmill.core.request import SamplingParams
-    from tokenmill.engine.generation import DEFAULTS
-    from tokenmill.engine.prompts import default_params
+    from tokenmill.engine.interfaces.prompts import default_params
+    from tokenmill.engine.options.generation import DEFAULTS
 
     defaults = default_params(llm.service.built.generation)
     params = SamplingParams(**{**{name: getattr(defaults, name) for name in DEFAULTS}, **given})

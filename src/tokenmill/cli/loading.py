@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokenmill.engine.async_llm import AsyncLLM
-    from tokenmill.engine.build import Built
+    from tokenmill.engine.interfaces.async_llm import AsyncLLM
+    from tokenmill.engine.running.build import Built
 
 FIRST_S, OFTEN_S = 0.8, 1.5
 """Seconds until the first line about long work on an output that is not a terminal (a command takes about a second to
@@ -27,7 +27,7 @@ def load_engine(options: Mapping[str, Any]) -> tuple[AsyncLLM, float]:
     """Load a streaming engine with checked options. Returns it with the seconds that loading took."""
     started = time.perf_counter()
     with show_waiting(f"Loading {options['model']}"):
-        from tokenmill.engine.async_llm import AsyncLLM
+        from tokenmill.engine.interfaces.async_llm import AsyncLLM
 
         llm = AsyncLLM(**options)
     return llm, time.perf_counter() - started

@@ -10,7 +10,7 @@ from tokenmill.checkpoint.new_folder import check_free
 from tokenmill.cli.loading import show_waiting, size
 from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.errors import ParameterError
-from tokenmill.engine.adapter_names import located
+from tokenmill.engine.options.adapter_names import located
 
 
 def merge(

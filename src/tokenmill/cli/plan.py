@@ -62,7 +62,7 @@ def plan(
     config, _ = resolve_options(model, options)
     check_outputs(None, picture)
     with show_waiting("Getting ready"):
-        from tokenmill.engine.checks import check_options
+        from tokenmill.engine.options.checks import check_options
         from tokenmill.measure import plan as planning
         from tokenmill.measure.devices import efficiency_of
         from tokenmill.measure.several_devices import Spread, check_combined

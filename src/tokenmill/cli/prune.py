@@ -16,7 +16,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.text_file import check_file
 
 if TYPE_CHECKING:
-    from tokenmill.engine.model_source import FolderSource
+    from tokenmill.engine.load.model_source import FolderSource
     from tokenmill.quantize.prune_model import Left
 
 SHOWN = 5

@@ -18,7 +18,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.text_file import check_file, read_texts
 
 if TYPE_CHECKING:
-    from tokenmill.engine.model_source import FolderSource
+    from tokenmill.engine.load.model_source import FolderSource
     from tokenmill.quant.convert import LayerError
 
 Format = Literal[
@@ -310,7 +310,7 @@ def _read_text(path: Path) -> str:
 
 def _check_predictable(source: str, text: str) -> None:
     """Refuse a text that cannot be predicted, before the work after which it would be read."""
-    from tokenmill.engine.model_source import find_source
+    from tokenmill.engine.load.model_source import find_source
     from tokenmill.models.registry import read
     from tokenmill.quantize.calibration_text import check_ids, lead_and_rest
 

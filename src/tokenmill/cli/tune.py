@@ -104,7 +104,7 @@ def tune_kernels(config: EngineConfig, keywords: dict[str, Any], seconds: float)
     """Search for the fastest products of the model on this GPU, and store them where engines find them."""
     with show_waiting("Getting ready"):
         from tokenmill.device.memory import pick_device
-        from tokenmill.engine.llm import LLM
+        from tokenmill.engine.interfaces.llm import LLM
     device = pick_device(config.execute.device)
     if not device.startswith("cuda"):
         raise ParameterError(f"--kernel-search looks among the products of a GPU; this engine runs on {device}.")

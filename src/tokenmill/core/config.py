@@ -446,7 +446,7 @@ def _from_environment(name: str, text: str, item: Field, kind: Any) -> Any:
 
 
 def wanted_faults() -> str:
-    """The faults that TOKENMILL_FAULTS asks for; used only by tests of reliability (engine/faults.py)."""
+    """The faults that TOKENMILL_FAULTS asks for; used only by tests of reliability (engine/steps/faults.py)."""
     return os.environ.get("TOKENMILL_FAULTS", "")
 
 

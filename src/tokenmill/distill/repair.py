@@ -22,7 +22,7 @@ from tokenmill.distill.students import DraftStudent
 from tokenmill.distill.teacher import Teacher, check_length
 from tokenmill.distill.texts import Lines, cut, encode_all
 from tokenmill.distill.train import Course, TrainProgress, train
-from tokenmill.engine.model_source import ModelSource
+from tokenmill.engine.load.model_source import ModelSource
 
 
 class PrunedStudent(DraftStudent):

@@ -20,9 +20,9 @@ from tokenmill.core.step import RowSampling, RowStart, StepPlan, TableEdit
 from tokenmill.device.memory import pick_device
 from tokenmill.distill.cutting import CutShape, last_norm, layer_tensors, picked
 from tokenmill.distill.texts import Lines
-from tokenmill.engine.loading import compute_dtype, find_model, read_config
-from tokenmill.engine.memory import kv_format
-from tokenmill.engine.model_source import ModelSource
+from tokenmill.engine.load.loading import compute_dtype, find_model, read_config
+from tokenmill.engine.load.memory import kv_format
+from tokenmill.engine.load.model_source import ModelSource
 from tokenmill.kernels import make_kernels
 from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.models.decoder import Decoder

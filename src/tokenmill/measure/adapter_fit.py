@@ -67,7 +67,7 @@ def find_fit(config: EngineConfig, adapter: Path) -> Found:
     import torch
 
     from tokenmill.device.memory import pick_device
-    from tokenmill.engine import loading
+    from tokenmill.engine.load import loading
     from tokenmill.lora.sites import Sites
     from tokenmill.lora.store import fitted
     from tokenmill.measure.counting import CountingKernels, build_on_shapes

@@ -25,7 +25,7 @@ from tokenmill.core.config import calm_threads
 from tokenmill.core.errors import TokenmillError
 from tokenmill.device.graphs import Recording
 from tokenmill.device.memory import peak_bytes
-from tokenmill.engine.llm import LLM
+from tokenmill.engine.interfaces.llm import LLM
 from tokenmill.measure.closed_loop import closed_loop
 from tokenmill.process.start import PYTHON
 from tokenmill.runner.ragged import TOKENS

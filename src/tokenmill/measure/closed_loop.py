@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenmill.core.errors import TokenmillError
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.engine.engine import Engine
+from tokenmill.engine.steps.engine import Engine
 from tokenmill.measure.throughput import Trace, summaries
 from tokenmill.measure.workloads import Job
 

@@ -22,7 +22,7 @@ from tokenmill.core.extras import pip_install
 from tokenmill.core.request import SamplingParams
 from tokenmill.demo import demo_dir
 from tokenmill.device.memory import describe, free_bytes, others, pick_device, total_bytes
-from tokenmill.engine.llm import LLM
+from tokenmill.engine.interfaces.llm import LLM
 from tokenmill.kernels import has_kernels
 
 _EXTRAS = {

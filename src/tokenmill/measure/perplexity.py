@@ -24,7 +24,7 @@ class Perplexity:
 def perplexity(options: dict[str, Any], text: str, window: int = WINDOW) -> Perplexity:
     """Load a model, read the text in windows that do not overlap, and score every token. (A window begins with what
     every text of this model begins with; if that is nothing, its first token is not scored.)"""
-    from tokenmill.engine.llm import LLM
+    from tokenmill.engine.interfaces.llm import LLM
     from tokenmill.quantize.calibration_text import lead_and_rest
 
     llm = LLM(**options)

@@ -16,9 +16,9 @@ from tokenmill.compute.forward import KVFormat
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.config import CacheOptions, EngineConfig, ScheduleOptions, all_options, override
 from tokenmill.core.errors import NoWeightsError, UserError
-from tokenmill.engine import loading, memory
-from tokenmill.engine.balance_settings import read_balance
-from tokenmill.engine.model_source import ModelSource
+from tokenmill.engine.load import loading, memory
+from tokenmill.engine.load.model_source import ModelSource
+from tokenmill.engine.options.balance_settings import read_balance
 from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.kvcache.pool import CacheLayout, buy_blocks, make_layout
 from tokenmill.measure.calibration import Speeds

@@ -21,9 +21,9 @@ from tokenmill.core.config import CacheOptions
 from tokenmill.core.errors import ParameterError, UserError, shown
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.text_file import lines_of, read_text_file
-from tokenmill.engine.loading import compute_dtype
-from tokenmill.engine.memory import kv_format
-from tokenmill.engine.model_source import ModelSource, find_source
+from tokenmill.engine.load.loading import compute_dtype
+from tokenmill.engine.load.memory import kv_format
+from tokenmill.engine.load.model_source import ModelSource, find_source
 from tokenmill.kernels import make_kernels
 from tokenmill.models.registry import build_model, context_of
 from tokenmill.quantize.calibration_text import check_ids, lead_and_rest
@@ -216,7 +216,7 @@ def _check_tasks(source: ModelSource, tasks: list[QualityTask], reach: int) -> N
 def _share_right(name: str, asked: Questions) -> float:
     """The share of tasks that a model answers correctly: choices by their mean log-probability, texts by greedy
     decoding."""
-    from tokenmill.engine.llm import LLM
+    from tokenmill.engine.interfaces.llm import LLM
 
     assert asked.tasks is not None
     right = 0
@@ -248,7 +248,7 @@ def _options(asked: Questions) -> dict[str, Any]:
 
 def _speed(name: str, asked: Questions) -> float:
     """Tokens per second of one user's answer."""
-    from tokenmill.engine.llm import LLM
+    from tokenmill.engine.interfaces.llm import LLM
 
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
     with LLM(model=name, max_num_seqs=1, **_options(asked)) as llm:

@@ -11,11 +11,11 @@ from typing import Any
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
-from tokenmill.engine import loading
-from tokenmill.engine.admission import Admission
-from tokenmill.engine.build import make_limits
-from tokenmill.engine.engine import Engine
-from tokenmill.engine.text import load_tokenizer
+from tokenmill.engine.load import loading
+from tokenmill.engine.running.build import make_limits
+from tokenmill.engine.steps.admission import Admission
+from tokenmill.engine.steps.engine import Engine
+from tokenmill.engine.steps.text import load_tokenizer
 from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.closed_loop import closed_loop

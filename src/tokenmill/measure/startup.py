@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
-from tokenmill.engine.loading import find_model
+from tokenmill.engine.load.loading import find_model
 from tokenmill.measure.result_files import STOPPED
 from tokenmill.measure.stats import summary_ms
 from tokenmill.process.start import PYTHON
@@ -71,7 +71,7 @@ def _main(asked: str) -> None:
 
     calm_threads()
     from tokenmill.core.request import SamplingParams
-    from tokenmill.engine.llm import LLM
+    from tokenmill.engine.interfaces.llm import LLM
 
     stamps = {"imported": time.time()}
     with LLM(**request["options"]) as llm:

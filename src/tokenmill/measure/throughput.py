@@ -20,8 +20,8 @@ from tokenmill.core.request import Request, SamplingParams, TextDelta
 from tokenmill.core.step import StepPlan
 from tokenmill.device.energy import energy_reader
 from tokenmill.device.memory import describe, peak_bytes
-from tokenmill.engine.build import runs_here
-from tokenmill.engine.llm import LLM
+from tokenmill.engine.interfaces.llm import LLM
+from tokenmill.engine.running.build import runs_here
 from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.ceilings import ceilings
 from tokenmill.measure.devices import ABOVE, Device, share, speeds

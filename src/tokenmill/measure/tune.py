@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenmill.core.config import make_config, without_secrets
 from tokenmill.core.errors import TokenmillError, UserError
-from tokenmill.engine.llm import LLM
+from tokenmill.engine.interfaces.llm import LLM
 from tokenmill.measure.closed_loop import closed_loop, share_within
 from tokenmill.measure.plan import Planner, Setup, read_model
 from tokenmill.measure.result_files import STOPPED

@@ -12,7 +12,7 @@ import torch
 from tokenmill.checkpoint.folder import open_checkpoint
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
-from tokenmill.engine.model_source import FolderSource, find_source
+from tokenmill.engine.load.model_source import FolderSource, find_source
 from tokenmill.layers.build import Build
 from tokenmill.measure.counting import CountingKernels
 from tokenmill.measure.shape_checkpoint import META, ShapeCheckpoint

@@ -19,9 +19,9 @@ import msgspec
 
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.core.request import SamplingParams, TextDelta
-from tokenmill.engine.llm import LLM
-from tokenmill.engine.outputs import Accumulator
-from tokenmill.engine.prompts import make_request
+from tokenmill.engine.interfaces.llm import LLM
+from tokenmill.engine.interfaces.outputs import Accumulator
+from tokenmill.engine.interfaces.prompts import make_request
 from tokenmill.text.messages.describe import MessageFormat
 from tokenmill.text.messages.detect import find_format
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tokenmill.core.errors import ParameterError, UserError
-from tokenmill.engine.llm import LLM
+from tokenmill.engine.interfaces.llm import LLM
 from tokenmill.program.backends import Backend, EngineBackend, ServerBackend
 from tokenmill.program.talk import Talk
 from tokenmill.text.messages.describe import MessageFormat

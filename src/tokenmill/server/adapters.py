@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tokenmill.core.config import AdapterOptions
 from tokenmill.core.errors import NotHereError, ParameterError, TooLargeError, UserError
-from tokenmill.engine.adapter_names import check_name, read_modules
-from tokenmill.engine.wire import Adapt
+from tokenmill.engine.options.adapter_names import check_name, read_modules
+from tokenmill.engine.running.wire import Adapt
 
 MOST = 1024
 """Most adapters at once. Each takes memory in every engine."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tokenmill.core.request import Request, TextDelta
-from tokenmill.engine.wire import EngineStats as EngineStats
+from tokenmill.engine.running.wire import EngineStats as EngineStats
 from tokenmill.text.codec import Tokenizer
 
 UNAVAILABLE = "unavailable: "

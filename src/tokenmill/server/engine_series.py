@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from tokenmill.engine.metrics import COUNTERS, GAUGES, PER_PLACE, statistic
+from tokenmill.engine.running.metrics import COUNTERS, GAUGES, PER_PLACE, statistic
 from tokenmill.measure.devices import Device, recognise
 from tokenmill.server.backend import Backend, EngineStats
 

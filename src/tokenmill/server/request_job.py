@@ -28,8 +28,8 @@ from tokenmill.core.errors import (
     TooLargeError,
 )
 from tokenmill.core.request import CompletionOutput, Request, SamplingParams, TextDelta
-from tokenmill.engine.outputs import Accumulator
-from tokenmill.engine.prompts import make_request
+from tokenmill.engine.interfaces.outputs import Accumulator
+from tokenmill.engine.interfaces.prompts import make_request
 from tokenmill.server.backend import UNAVAILABLE, DeltaStream
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from tokenmill.core.errors import BusyError, ParameterError, TooLargeError, UserError
-from tokenmill.engine.prompts import PromptReader, check_size
+from tokenmill.engine.interfaces.prompts import PromptReader, check_size
 from tokenmill.text.chat_template import DEFAULT_MAX_CHARS
 from tokenmill.text.codec import Tokenizer
 from tokenmill.text.fill import FillForm, fill_ends, fill_ids, find_fill, snippet_ids

@@ -19,7 +19,7 @@ from tokenmill.core.config import AdapterOptions
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.sleeping import TAGS, Slept
 from tokenmill.core.step import RowLogprobs
-from tokenmill.engine.wire import Abort, Adapt, Add, Command, News, Ready, Refused, Report, Sleep, Wake
+from tokenmill.engine.running.wire import Abort, Adapt, Add, Command, News, Ready, Refused, Report, Sleep, Wake
 from tokenmill.process.vitals import Vitals
 from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.backend import EngineStats

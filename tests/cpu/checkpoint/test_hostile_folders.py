@@ -21,7 +21,7 @@ from tokenmill import LLM
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.files import open_regular, read_object
 from tokenmill.demo import demo_dir
-from tokenmill.engine.model_source import find_source
+from tokenmill.engine.load.model_source import find_source
 from tokenmill.testing.tiny import make_tiny
 from tokenmill.text import build
 from tokenmill.text.patterns import KNOWN, check_patterns, try_patterns

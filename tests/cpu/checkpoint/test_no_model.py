@@ -15,7 +15,7 @@ from tokenmill.checkpoint.pull import measured
 from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.demo import demo_model
-from tokenmill.engine.model_source import find_source
+from tokenmill.engine.load.model_source import find_source
 
 WAYS: dict[str, Callable[[Path], Any]] = {
     "before the load": lambda path: look_for(str(path)),

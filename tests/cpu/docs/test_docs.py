@@ -24,7 +24,7 @@ from tokenmill.cli.verbs import app
 from tokenmill.compute.forward import NormSpec
 from tokenmill.core import config
 from tokenmill.demo import demo_dir
-from tokenmill.engine import drafting
+from tokenmill.engine.options import drafting
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.models import registry
 from tokenmill.models.config_fields import FIELDS

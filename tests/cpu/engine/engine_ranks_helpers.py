@@ -54,7 +54,7 @@ def lose(llm, rank: int, how: int) -> float:
     """Send a signal to a rank in the middle of its work; -> seconds until the engine said so."""
     params = [greedy(400) for _ in range(3)]
     for i, each in enumerate(params):
-        from tokenmill.engine.prompts import make_request
+        from tokenmill.engine.interfaces.prompts import make_request
 
         llm.engine.add(make_request(f"r{i}", None, [i + 1, 2], each))
     for _ in range(6):

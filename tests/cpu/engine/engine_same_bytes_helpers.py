@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tokenmill import SamplingParams
-from tokenmill.engine.prompts import make_request
+from tokenmill.engine.interfaces.prompts import make_request
 
 
 def stories(count: int, seed: int) -> list:

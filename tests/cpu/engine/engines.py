@@ -13,8 +13,8 @@ from tokenmill import LLM, SamplingParams
 from tokenmill.core.drafting import AllOfThem
 from tokenmill.core.request import Request, RequestOutput
 from tokenmill.core.sequence import FINISHED
-from tokenmill.engine.engine import Engine
-from tokenmill.engine.outputs import Accumulator
+from tokenmill.engine.interfaces.outputs import Accumulator
+from tokenmill.engine.steps.engine import Engine
 
 
 def backends() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenmill.engine import worker
+from tokenmill.engine.steps import worker
 
 
 def run_worker() -> None:

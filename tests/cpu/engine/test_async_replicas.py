@@ -17,7 +17,7 @@ from tests.cpu.lora.making import write_adapter
 from tokenmill import AsyncLLM, LoRARequest, RequestOutput, SamplingParams
 from tokenmill.core.errors import BusyError, EngineDeadError, UserError
 from tokenmill.core.params import RequestOutputKind
-from tokenmill.engine.service import Service
+from tokenmill.engine.running.service import Service
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 22, "max_model_len": 128}
 

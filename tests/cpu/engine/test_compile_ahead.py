@@ -19,11 +19,11 @@ import pytest
 
 from tokenmill.core.config import EngineConfig, make_config
 from tokenmill.device.gpu import Gpu
-from tokenmill.engine import ahead_notes
-from tokenmill.engine import compile_ahead as module
-from tokenmill.engine.ahead_notes import UNRELATED, is_kept, keep, note_of
-from tokenmill.engine.ahead_worker import CACHED, COMPILED, FAILED, Farm
-from tokenmill.engine.compile_ahead import CompileReport, Compiling, Nothing, Order, Process, compile_ahead
+from tokenmill.engine.load import ahead_notes
+from tokenmill.engine.load import compile_ahead as module
+from tokenmill.engine.load.ahead_notes import UNRELATED, is_kept, keep, note_of
+from tokenmill.engine.load.ahead_worker import CACHED, COMPILED, FAILED, Farm
+from tokenmill.engine.load.compile_ahead import CompileReport, Compiling, Nothing, Order, Process, compile_ahead
 from tokenmill.process.pipe import Pipe
 
 GPU = Gpu("NVIDIA H200", (9, 0), 132, 227 << 10, 140 << 30, 139 << 30)

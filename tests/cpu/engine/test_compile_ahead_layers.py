@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tokenmill.compute.forward import KVSpec, NormSpec
-from tokenmill.engine.ahead_layers import Looks, Passed, equal_layers_once, needed
+from tokenmill.engine.load.ahead_layers import Looks, Passed, equal_layers_once, needed
 from tokenmill.models.decoder import Decoder
 
 

@@ -14,7 +14,7 @@ from tests.cpu.engine.engines import open_usual as open_llm
 
 from tokenmill import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from tokenmill.core.errors import ParameterError, UserError
-from tokenmill.engine.service import Service
+from tokenmill.engine.running.service import Service
 
 
 @pytest.mark.parametrize(
@@ -248,6 +248,8 @@ def test_nothing_works_after_the_end(tiny):
 
 
 def test_a_recording_that_nobody_ends_does_not_crash_the_process():
-    program = "from tokenmill.engine.profiling import Profiler\nkept = Profiler()\nkept.start()\nprint('done')"
+    program = (
+        "from tokenmill.engine.interfaces.profiling import Profiler\nkept = Profiler()\nkept.start()\nprint('done')"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -15,7 +15,7 @@ from tests.thinned import WHOLE
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import SequenceError, TooLargeError, UserError
-from tokenmill.engine.admission import BusyError
+from tokenmill.engine.steps.admission import BusyError
 from tokenmill.runner.drafts import Forgetful
 from tokenmill.testing.tiny import make_tiny
 

@@ -12,7 +12,7 @@ from tests.cpu.engine.engines import check_nothing_left, exact, follow, greedy, 
 
 from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import EngineDeadError, UserError
-from tokenmill.engine.prompts import make_request
+from tokenmill.engine.interfaces.prompts import make_request
 
 PROMPTS = [[t % 250 + 3 for t in range(s, s + n)] for s, n in ((1, 20), (50, 3), (90, 45), (130, 11), (7, 30), (60, 9))]
 PARAMS = [greedy(15, logprobs=1), SamplingParams(seed=1, max_tokens=12), greedy(20), greedy(5), greedy(9), greedy(30)]

@@ -15,8 +15,16 @@ from transformers import GenerationConfig
 
 from tokenmill import SamplingParams
 from tokenmill.core.errors import ModelError
-from tokenmill.engine.generation import DONE, HARMLESS, IN_CONFIG, NAMED, banned, check_generation, default_params
-from tokenmill.engine.text import eos_ids_of
+from tokenmill.engine.options.generation import (
+    DONE,
+    HARMLESS,
+    IN_CONFIG,
+    NAMED,
+    banned,
+    check_generation,
+    default_params,
+)
+from tokenmill.engine.steps.text import eos_ids_of
 from tokenmill.text.codec import Tokenizer, TokenizerSettings
 
 FIELDS = sorted(vars(GenerationConfig()))

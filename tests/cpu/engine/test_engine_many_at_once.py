@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.engine.engine import Engine
+from tokenmill.engine.steps.engine import Engine
 from tokenmill.testing.tiny import make_tiny
 
 PROMPTS = [{"prompt_token_ids": [3 + (7 * i + k) % 90 for k in range(40)]} for i in range(12)]

@@ -10,7 +10,7 @@ from tests.cpu.engine.engines import open_usual as open_llm
 
 from tokenmill.core.config import make_config
 from tokenmill.core.request import Request
-from tokenmill.engine.memory import cache_bytes
+from tokenmill.engine.load.memory import cache_bytes
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

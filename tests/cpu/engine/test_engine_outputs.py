@@ -11,7 +11,7 @@ from tests.cpu.engine.engines import open_usual as open_llm
 from transformers import AutoModelForCausalLM
 
 from tokenmill import SamplingParams
-from tokenmill.engine.prompts import make_request
+from tokenmill.engine.interfaces.prompts import make_request
 
 PROMPT = "The mill grinds grain"
 

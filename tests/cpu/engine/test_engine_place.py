@@ -11,7 +11,7 @@ import pytest
 
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device import memory
-from tokenmill.engine.executor import InProcessExecutor
+from tokenmill.engine.steps.executor import InProcessExecutor
 
 
 class Devices:

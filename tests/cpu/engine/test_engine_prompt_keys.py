@@ -9,7 +9,7 @@ from tests.cpu.engine.engines import check_nothing_left, greedy, open_llm
 
 from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import ParameterError
-from tokenmill.engine.prompts import PromptReader
+from tokenmill.engine.interfaces.prompts import PromptReader
 
 IDS = [5 + i % 40 for i in range(70)]
 SAID = [{"role": "user", "content": "one two three four five six seven eight nine ten " * 4}]

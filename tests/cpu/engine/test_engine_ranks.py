@@ -20,9 +20,9 @@ from tests.cpu.engine.engines import exact, greedy, open_llm, run
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import EngineDeadError, EngineLostError, ParameterError
-from tokenmill.engine import watch, workers
-from tokenmill.engine.replicas import Replicas
-from tokenmill.engine.worker import BEAT, CONTROL
+from tokenmill.engine.running.replicas import Replicas
+from tokenmill.engine.steps import watch, workers
+from tokenmill.engine.steps.worker import BEAT, CONTROL
 from tokenmill.process.pipe import Pipe
 from tokenmill.testing.tiny import make_tiny
 
@@ -124,7 +124,7 @@ def test_a_script_with_several_processes_needs_no_guard(options, tiny, tmp_path)
 
 def test_every_rank_does_what_it_is_told_behind_the_plans_before(tiny):
     """On a CPU plans run when they are waited for: what is told after one must not come before it on some rank."""
-    from tokenmill.engine.prompts import make_request
+    from tokenmill.engine.interfaces.prompts import make_request
 
     def operations() -> list[int]:
         said = llm.engine.executor.control_all({"what": "counters"})
@@ -309,7 +309,7 @@ def test_a_rank_that_is_lost_while_it_loads_ends_the_load(how, gone, said, tiny,
 @pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_more_ranks_than_there_is_to_share_out_start_no_process(name, monkeypatch):
     started = []
-    monkeypatch.setattr("tokenmill.engine.build.start_ranks", started.append)
+    monkeypatch.setattr("tokenmill.engine.running.build.start_ranks", started.append)
     with pytest.raises(ParameterError, match=rf"--{name.replace('_', '-')} 64: this model has only \d+ "):
         LLM(model="demo", **{name: 64})
     assert not started

@@ -13,7 +13,7 @@ from tests.cpu.engine.engine_same_bytes_helpers import stories
 from tests.cpu.engine.engines import BACKENDS, exact, follow, greedy, open_llm, run
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.engine.prompts import make_request
+from tokenmill.engine.interfaces.prompts import make_request
 
 pytestmark = pytest.mark.skipif("auto" not in BACKENDS, reason="no native module")
 

@@ -11,8 +11,8 @@ from tokenmill import SamplingParams
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import Request
 from tokenmill.core.samplers import order_of
-from tokenmill.engine.breakers import BreakerIndex
-from tokenmill.engine.prompts import make_request
+from tokenmill.engine.interfaces.prompts import make_request
+from tokenmill.engine.steps.breakers import BreakerIndex
 
 SHARP = 0.2
 """The tiny model's logits are close together: at this temperature a few tokens are likely and most are not."""

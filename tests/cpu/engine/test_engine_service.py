@@ -13,12 +13,12 @@ import pytest
 from tokenmill import LLM, AsyncLLM, SamplingParams
 from tokenmill.core.errors import BusyError, EngineDeadError, ParameterError
 from tokenmill.core.step import StepResult
-from tokenmill.engine.deliveries import Deliveries
-from tokenmill.engine.engine import Engine
-from tokenmill.engine.faults import STICKY, Faults, FaultyExecutor, ends_process, read_faults
-from tokenmill.engine.loop import EngineLoop
-from tokenmill.engine.service import Service
-from tokenmill.engine.worker import encoded
+from tokenmill.engine.running.loop import EngineLoop
+from tokenmill.engine.running.service import Service
+from tokenmill.engine.steps.deliveries import Deliveries
+from tokenmill.engine.steps.engine import Engine
+from tokenmill.engine.steps.faults import STICKY, Faults, FaultyExecutor, ends_process, read_faults
+from tokenmill.engine.steps.worker import encoded
 
 OPTIONS: dict[str, Any] = {"kv_cache_memory_bytes": 1 << 24, "kernels": "auto"}
 PARAMS = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)

@@ -6,7 +6,7 @@ import pytest
 from tests.cpu.engine.engines import check_nothing_left, exact, greedy, run
 
 from tokenmill.core.errors import OUR_FAULT
-from tokenmill.engine import deliveries
+from tokenmill.engine.steps import deliveries
 from tokenmill.text.stream_decoder import StreamDecoder
 
 PROMPTS = [[t % 250 + 3 for t in range(s, s + n)] for s, n in ((1, 20), (50, 3), (90, 45), (130, 11))]

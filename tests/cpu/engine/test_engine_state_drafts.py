@@ -21,7 +21,7 @@ from tests.cpu.models.family_cases import ALL
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.drafting import AllOfThem
 from tokenmill.core.errors import UserError
-from tokenmill.engine.prompts import make_request
+from tokenmill.engine.interfaces.prompts import make_request
 
 MOST = 3
 STEM = prompt(18, 5)

@@ -16,8 +16,8 @@ from tests.cpu.models.parity import make
 from tokenmill import LLM, SamplingParams
 from tokenmill.compute.descriptors import StateSpec
 from tokenmill.core.errors import UserError
-from tokenmill.engine import loading
-from tokenmill.engine.prompts import make_request
+from tokenmill.engine.interfaces.prompts import make_request
+from tokenmill.engine.load import loading
 from tokenmill.parallel.stages import Mesh
 
 

@@ -28,7 +28,7 @@ from tokenmill.core.config import GROUPS, all_options
 from tokenmill.core.errors import UserError
 from tokenmill.core.request import Request, RequestOutput
 from tokenmill.demo import demo_dir
-from tokenmill.engine.prompts import make_request
+from tokenmill.engine.interfaces.prompts import make_request
 
 RUNS = int(os.environ.get("TOKENMILL_SWITCH_RUNS", "10"))
 FIRST = int(os.environ.get("TOKENMILL_SWITCH_SEED", "1"))

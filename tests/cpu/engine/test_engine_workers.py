@@ -11,7 +11,7 @@ import pytest
 from tests.cpu.engine.engines import check_nothing_left, follow, open_llm
 
 from tokenmill import SamplingParams
-from tokenmill.engine.prompts import make_request
+from tokenmill.engine.interfaces.prompts import make_request
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import ParameterError
-from tokenmill.engine.kernel_search import warm
+from tokenmill.engine.load.kernel_search import warm
 
 
 @dataclass

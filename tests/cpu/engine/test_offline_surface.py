@@ -33,8 +33,8 @@ from tokenmill import (
 )
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.core.request import Request
-from tokenmill.engine.admission import Admission
-from tokenmill.engine.text import give_text
+from tokenmill.engine.steps.admission import Admission
+from tokenmill.engine.steps.text import give_text
 from tokenmill.testing.tiny import make_tiny
 from tokenmill.text.codec import Tokenizer
 

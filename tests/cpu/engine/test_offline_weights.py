@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import UserError
-from tokenmill.engine.inplace import LayerMaker, inside
+from tokenmill.engine.load.inplace import LayerMaker, inside
 from tokenmill.testing.tiny import make_tiny
 
 FAMILIES = ("mistral-window", "qwen3-moe", "gemma3", "gpt2", "opt", "falcon-7b", "deepseek-v2", "gpt-oss", "qwen3-next",

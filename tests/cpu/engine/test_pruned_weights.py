@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
-from tokenmill.engine import memory
+from tokenmill.engine.load import memory
 from tokenmill.kernels.reference import ReferenceKernels
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tokenmill._native") is None, reason="kernels are not built")

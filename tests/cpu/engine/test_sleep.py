@@ -18,8 +18,8 @@ from tests.cpu.models.family_cases import ALL as LATER
 from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import BusyError, UserError
 from tokenmill.device import host_pages
-from tokenmill.engine.inplace import weights_of
-from tokenmill.engine.prompts import make_request
+from tokenmill.engine.interfaces.prompts import make_request
+from tokenmill.engine.load.inplace import weights_of
 from tokenmill.program import Session
 from tokenmill.testing.tiny import make_tiny
 

@@ -14,9 +14,9 @@ from tests.cpu.engine.engines import exact, greedy, open_llm, run
 from tokenmill.core.errors import UserError
 from tokenmill.device import arena
 from tokenmill.device.arena import Arena, relocate
-from tokenmill.engine import loading
-from tokenmill.engine.inplace import held, weights_of
-from tokenmill.engine.sleeping import DeviceBed
+from tokenmill.engine.load import loading
+from tokenmill.engine.load.inplace import held, weights_of
+from tokenmill.engine.load.sleeping import DeviceBed
 from tokenmill.testing.tiny import make_tiny
 
 PROMPTS = [[1, 2, 3], [4, 5] * 12]

@@ -8,7 +8,7 @@ import pytest
 
 from tokenmill.compute.descriptors import KVFormat, KVSpec, ModelSpec, StateSpec
 from tokenmill.core.config import EngineConfig
-from tokenmill.engine.memory import count_states, pages_beside
+from tokenmill.engine.load.memory import count_states, pages_beside
 from tokenmill.kvcache.pool import make_layout
 
 EACH = StateSpec((("float32", (256, 1024)),))

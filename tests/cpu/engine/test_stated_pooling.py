@@ -14,7 +14,7 @@ from tokenmill.checkpoint.pooling_files import folder_vectors, gguf_vectors
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.pooled import AS_STATED, Vectors
 from tokenmill.core.request import Request
-from tokenmill.engine.wire import Ready
+from tokenmill.engine.running.wire import Ready
 from tokenmill.server.engines.ready_message import learn_admission
 
 MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")

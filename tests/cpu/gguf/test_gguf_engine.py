@@ -24,7 +24,7 @@ from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.checkpoint.gguf_names import name_table
 from tokenmill.cli.verbs import app
 from tokenmill.core.errors import ModelError, UserError
-from tokenmill.engine.model_source import find_source
+from tokenmill.engine.load.model_source import find_source
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.models.registry import build_model
 from tokenmill.testing.tiny import make_tiny

@@ -24,7 +24,7 @@ from tokenmill.checkpoint.gguf_file import TYPES, open_gguf
 from tokenmill.cli.verbs import app
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.demo import demo_dir
-from tokenmill.engine.model_source import find_source
+from tokenmill.engine.load.model_source import find_source
 from tokenmill.layers.rope import frequencies, rope_settings
 from tokenmill.quant import importance
 from tokenmill.quant.gguf_rounding import ENCODERS

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tokenmill.cli.verbs import app
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import ParameterError, UserError
-from tokenmill.engine.llm import LLM
+from tokenmill.engine.interfaces.llm import LLM
 from tokenmill.measure import plan as planning
 from tokenmill.measure.devices import Device, efficiency_of, find_device, recognise, speeds, table
 from tokenmill.measure.slo import cheapest, read_slo

@@ -20,7 +20,7 @@ from tokenmill import LLM, SamplingParams
 from tokenmill.cli.verbs import app
 from tokenmill.core.config import CacheOptions
 from tokenmill.core.errors import ParameterError, UserError
-from tokenmill.engine.model_source import find_source
+from tokenmill.engine.load.model_source import find_source
 from tokenmill.measure.perplexity import perplexity
 from tokenmill.measure.quality import Quality, Questions, _windows, compare, read_tasks
 from tokenmill.measure.quality_picture import draw, short_names

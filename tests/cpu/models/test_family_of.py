@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.request import Request
-from tokenmill.engine.wire import Ready
+from tokenmill.engine.running.wire import Ready
 from tokenmill.models.config_fields import FIELDS
 from tokenmill.models.family_of import BODY, BY_TYPE, NAMES, NOTE, SAME, SHARED, settled, type_of
 from tokenmill.models.multimodal import OUTERS

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.compute.model import CausalLM
-from tokenmill.engine.loading import compute_dtype
+from tokenmill.engine.load.loading import compute_dtype
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.testing.tiny import make_tiny
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tokenmill.checkpoint.folder import open_checkpoint
 from tokenmill.cli.verbs import app
-from tokenmill.engine.model_source import find_source
+from tokenmill.engine.load.model_source import find_source
 from tokenmill.measure import quality
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight
 from tokenmill.quantize import recipes

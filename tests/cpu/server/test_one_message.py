@@ -15,13 +15,13 @@ import pytest
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
 from tokenmill.core.request import SamplingParams
-from tokenmill.engine import loop as engine_loop
-from tokenmill.engine import wire
-from tokenmill.engine.build import build_engine
-from tokenmill.engine.deliveries import Deliveries
-from tokenmill.engine.engine import Engine
-from tokenmill.engine.prompts import make_request
-from tokenmill.engine.wire import Command, News, Stop
+from tokenmill.engine.interfaces.prompts import make_request
+from tokenmill.engine.running import loop as engine_loop
+from tokenmill.engine.running import wire
+from tokenmill.engine.running.build import build_engine
+from tokenmill.engine.running.wire import Command, News, Stop
+from tokenmill.engine.steps.deliveries import Deliveries
+from tokenmill.engine.steps.engine import Engine
 from tokenmill.server.backend import DeltaStream
 from tokenmill.server.engines import child, fleet, links
 from tokenmill.server.engines.channel import BlockingEnd, LoopEnd, frame

@@ -8,10 +8,10 @@ import pytest
 
 from tokenmill.core.config import make_config
 from tokenmill.core.request import Request, SamplingParams, TokenDelta
-from tokenmill.engine import loop
-from tokenmill.engine.build import build_engine
-from tokenmill.engine.loop import EngineLoop
-from tokenmill.engine.wire import Add, Command, News, Report, encode_news, read_news
+from tokenmill.engine.running import loop
+from tokenmill.engine.running.build import build_engine
+from tokenmill.engine.running.loop import EngineLoop
+from tokenmill.engine.running.wire import Add, Command, News, Report, encode_news, read_news
 
 
 def test_every_step_of_a_prompt_is_reported_once(tiny: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tokenmill.core.config import make_config
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.engine.build import Built, build_engine
+from tokenmill.engine.running.build import Built, build_engine
 
 PROMPT = list(range(40, 75))
 CASES: dict[str, dict[str, Any]] = {

@@ -53,9 +53,9 @@ sys.path.insert(0, "bench")
 from geometries import GEOMETRIES, few_layers
 from gpu_standin import DEVICES, installed
 from tokenmill.core.config import make_config
-from tokenmill.engine.compile_ahead import Order
-from tokenmill.engine.loading import load_runner
-from tokenmill.engine.ahead_worker import CACHED, COMPILED, compile_kernel, compile_order, place_of
+from tokenmill.engine.load.compile_ahead import Order
+from tokenmill.engine.load.loading import load_runner
+from tokenmill.engine.load.ahead_worker import CACHED, COMPILED, compile_kernel, compile_order, place_of
 
 def work(kernel):
     if "_norm_kernel" not in kernel.name:

@@ -12,7 +12,7 @@ hf = pytest.importorskip("transformers")
 from tests.cpu.models.parity import DictCheckpoint, load, make, ours  # noqa: E402
 
 from tokenmill.core.config import EngineConfig, make_config  # noqa: E402
-from tokenmill.engine.inplace import LayerMaker, refill, weights_of  # noqa: E402
+from tokenmill.engine.load.inplace import LayerMaker, refill, weights_of  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 
 BASE = {

@@ -21,7 +21,7 @@ def open_watched(folder: str, options: dict[str, Any]) -> Any:
     from tests.cpu.triton.fake_graph import FakeRecorder  # in this order: it, too, stands between a launch and Triton
 
     from tokenmill import LLM
-    from tokenmill.engine import loading
+    from tokenmill.engine.load import loading
     from tokenmill.kernels.triton import TritonKernels
     from tokenmill.runner import replays, runner
 

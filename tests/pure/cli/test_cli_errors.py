@@ -93,9 +93,9 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def broken(**_: object) -> None:
         raise error
 
-    module = types.ModuleType("tokenmill.engine.async_llm")
+    module = types.ModuleType("tokenmill.engine.interfaces.async_llm")
     module.AsyncLLM = broken  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "tokenmill.engine.async_llm", module)
+    monkeypatch.setitem(sys.modules, "tokenmill.engine.interfaces.async_llm", module)
 
 
 @pytest.mark.parametrize("arguments", [["generate", "--prompt", "a"], ["chat"]])

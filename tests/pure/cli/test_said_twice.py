@@ -15,7 +15,7 @@ from tokenmill.cli.flags import MODEL, engine_flags, option_flags, with_flags
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options, make_config, make_server_config
 from tokenmill.core.config_file import read_config_file
 from tokenmill.core.errors import ParameterError
-from tokenmill.engine.engine_args import EngineArgs
+from tokenmill.engine.options.engine_args import EngineArgs
 from tokenmill.server.many_models.models_file import read_models
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
-from tokenmill.engine import balance as balancing
-from tokenmill.engine.balance import Balance
-from tokenmill.engine.balance_settings import BalanceConfig, check_balance, read_balance
+from tokenmill.engine.options.balance_settings import BalanceConfig, check_balance, read_balance
+from tokenmill.engine.steps import balance as balancing
+from tokenmill.engine.steps.balance import Balance
 from tokenmill.parallel.experts import Move, apply_move, balance_of, first_placement
 
 COUNTS = [[90, 80, 1, 1], [1, 1, 50, 60]]

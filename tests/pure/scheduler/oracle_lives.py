@@ -310,7 +310,7 @@ class Lives:
         self.numbers[place] = self.count
 
     def let_go(self) -> None:
-        """As engine/adapters.py does it."""
+        """As engine/steps/adapters.py does it."""
         used = {group.request.adapter for group in self.scheduler.roster.groups.values()}
         used |= {seq.group.request.adapter for flight in self.scheduler.flying for seq in flight.seqs}
         for number in self.leaving - used:

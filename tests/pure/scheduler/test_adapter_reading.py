@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tokenmill.core.config import AdapterOptions
-from tokenmill.engine import adapters
-from tokenmill.engine.adapters import AdapterDesk, Reading
+from tokenmill.engine.steps import adapters
+from tokenmill.engine.steps.adapters import AdapterDesk, Reading
 
 
 class Devices:

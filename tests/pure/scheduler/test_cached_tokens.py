@@ -8,8 +8,8 @@ import pytest
 from tokenmill.core.request import Request, SamplingParams, TokenDelta
 from tokenmill.core.sequence import SequenceGroup
 from tokenmill.core.step import RowSampling
-from tokenmill.engine.engine import Engine
-from tokenmill.engine.said import Said
+from tokenmill.engine.running.said import Said
+from tokenmill.engine.steps.engine import Engine
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.scheduler.policy import make_policy
 from tokenmill.scheduler.roster import Limits

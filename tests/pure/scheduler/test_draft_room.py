@@ -7,7 +7,7 @@ import pytest
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Sequence, SequenceGroup
 from tokenmill.core.step import RowSampling
-from tokenmill.engine.engine import Engine
+from tokenmill.engine.steps.engine import Engine
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.scheduler.policy import make_policy
 from tokenmill.scheduler.roster import Limits

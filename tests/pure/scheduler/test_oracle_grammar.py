@@ -12,7 +12,7 @@ from tests.pure.scheduler.oracle import NoisyDrafter
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Sequence, SequenceGroup
 from tokenmill.core.step import LateInputs, RowSampling, StepPlan, StepResult
-from tokenmill.engine.engine import Engine
+from tokenmill.engine.steps.engine import Engine
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.scheduler.policy import make_policy
 from tokenmill.scheduler.roster import Limits, derive_seed

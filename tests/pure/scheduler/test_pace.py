@@ -11,8 +11,8 @@ import pytest
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Sequence, SequenceGroup
 from tokenmill.core.step import RowSampling, StepPlan, StepResult
-from tokenmill.engine import engine as module
-from tokenmill.engine.engine import Engine
+from tokenmill.engine.steps import engine as module
+from tokenmill.engine.steps.engine import Engine
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.scheduler.pace import ANY, LEAST, STALL_S, Pace
 from tokenmill.scheduler.policy import make_policy

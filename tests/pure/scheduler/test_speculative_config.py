@@ -8,8 +8,8 @@ import pytest
 
 from tokenmill.core.config import SpeculateOptions
 from tokenmill.core.errors import UserError
-from tokenmill.engine.draft_settings import ENTRIES, NOT_BUILT, SAME_AS
-from tokenmill.engine.drafting import COMMON, METHODS, Speculation, read_speculation
+from tokenmill.engine.options.draft_settings import ENTRIES, NOT_BUILT, SAME_AS
+from tokenmill.engine.options.drafting import COMMON, METHODS, Speculation, read_speculation
 
 VLLM_METHODS = [
     *("ngram", "medusa", "mlp_speculator", "draft_model", "suffix", "custom_class", "eagle", "eagle3"),

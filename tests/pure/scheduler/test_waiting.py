@@ -9,7 +9,7 @@ import pytest
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import SequenceGroup
 from tokenmill.core.step import RowSampling
-from tokenmill.engine.engine import Engine
+from tokenmill.engine.steps.engine import Engine
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.snapshots import Snapshots
 from tokenmill.scheduler import scheduler as module

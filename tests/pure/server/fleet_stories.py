@@ -14,7 +14,7 @@ from tests.pure.server.jumping_clock import run_on_jumping_clock
 from tokenmill.core.config import AdapterOptions
 from tokenmill.core.errors import TokenmillError
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.engine.wire import Adapt, Add, Failed, News, Report
+from tokenmill.engine.running.wire import Adapt, Add, Failed, News, Report
 from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.backend import DeltaStream
 from tokenmill.server.engines import fleet as fleet_module

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tokenmill.cli.verbs import app
 from tokenmill.core.config import all_options, make_server_config
 from tokenmill.core.errors import UserError
-from tokenmill.engine.checks import check_options
+from tokenmill.engine.options.checks import check_options
 from tokenmill.server.access import Rights, digest, shown_key
 from tokenmill.server.many_models.models_file import FIELDS, OWN, name_models, read_models
 

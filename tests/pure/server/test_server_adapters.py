@@ -15,7 +15,7 @@ from tests.pure.server.server_many_helpers import build  # noqa: F401
 from tokenmill.core.config import AdapterOptions, make_config
 from tokenmill.core.errors import BusyError, EngineDeadError, NotHereError, ParameterError, TooLargeError
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.engine.wire import Refused, Report, encode_news, read_news
+from tokenmill.engine.running.wire import Refused, Report, encode_news, read_news
 from tokenmill.server import adapters
 from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.engines import adapters as traffic

@@ -10,8 +10,8 @@ import pytest
 
 from tokenmill.core.errors import OUR_FAULT, OVER_LIMIT, OWN_FAULT, EngineDeadError, ParameterError
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.engine.loop import EngineLoop
-from tokenmill.engine.wire import Abort, Add, Refused, Report
+from tokenmill.engine.running.loop import EngineLoop
+from tokenmill.engine.running.wire import Abort, Add, Refused, Report
 from tokenmill.server.errors import describe_error
 from tokenmill.server.request_job import _failure
 

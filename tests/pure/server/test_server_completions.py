@@ -11,7 +11,7 @@ import pytest
 from tests.pure.server.conftest import Starter
 from tests.pure.server.server_chat_helpers import client, events
 from tokenmill.core.request import TokenLogprob
-from tokenmill.engine.wire import Add
+from tokenmill.engine.running.wire import Add
 from tokenmill.server.openai.logprobs import CompletionColumns, TokenNames
 from tokenmill.testing.fake_generator import FakeOptions, byte_tokenizer
 

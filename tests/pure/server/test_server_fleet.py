@@ -12,8 +12,8 @@ import pytest
 from tests.pure.server.conftest import Served, Starter, kill, until
 from tests.pure.server.server_chat_helpers import events
 from tokenmill.core.request import SamplingParams, TextDelta
-from tokenmill.engine.prompts import make_request
-from tokenmill.engine.wire import Report, encode_news, read_news
+from tokenmill.engine.interfaces.prompts import make_request
+from tokenmill.engine.running.wire import Report, encode_news, read_news
 from tokenmill.kvcache.cache_events import prompt_marks
 from tokenmill.server.backend import DeltaStream
 from tokenmill.server.engines.state import FleetOptions

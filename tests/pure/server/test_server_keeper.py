@@ -22,9 +22,9 @@ import pytest
 from tests.pure.server.conftest import Starter, kill, until
 from tokenmill.core.config import make_config, make_server_config
 from tokenmill.core.errors import EngineLostError
-from tokenmill.engine import deaths
-from tokenmill.engine.picking import EnginePicker
-from tokenmill.engine.wire import Beat, Failed, News
+from tokenmill.engine.running import deaths
+from tokenmill.engine.running.picking import EnginePicker
+from tokenmill.engine.running.wire import Beat, Failed, News
 from tokenmill.process.vitals import Vitals, vitals_of
 from tokenmill.server.engines import child
 from tokenmill.server.engines.channel import BlockingEnd, LoopEnd, frame

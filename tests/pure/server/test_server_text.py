@@ -11,7 +11,7 @@ import pytest
 
 from tests.pure.server.conftest import Starter, until
 from tokenmill.core.errors import UserError
-from tokenmill.engine.admission import BusyError
+from tokenmill.engine.steps.admission import BusyError
 from tokenmill.server import bodies, text_workers
 from tokenmill.server.errors import describe_error
 from tokenmill.server.openai import embeddings

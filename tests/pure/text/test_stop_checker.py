@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.core.request import SamplingParams, TokenDelta
-from tokenmill.engine.deliveries import Deliveries
-from tokenmill.engine.prompts import make_request
+from tokenmill.engine.interfaces.prompts import make_request
+from tokenmill.engine.steps.deliveries import Deliveries
 from tokenmill.testing.fake_generator import byte_tokenizer
 from tokenmill.text.stop import StopChecker, Stops
 

@@ -17,7 +17,7 @@ import msgspec
 
 from tokenmill.core.errors import EngineDeadError, ParameterError
 from tokenmill.core.request import Request
-from tokenmill.engine.wire import Adapt
+from tokenmill.engine.running.wire import Adapt
 from tokenmill.server.adapters import AdapterBook, Served
 from tokenmill.server.backend import ModelInfo
 from tokenmill.server.engines.state import EngineRecord, Open

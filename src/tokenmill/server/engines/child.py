@@ -19,7 +19,7 @@ from typing import Any
 from tokenmill.core.config import EngineConfig, wanted_faults
 from tokenmill.core.errors import EngineDeadError, EngineLostError, UserError
 from tokenmill.core.garbage import no_collection
-from tokenmill.engine.wire import (
+from tokenmill.engine.running.wire import (
     Abort,
     Add,
     Beat,
@@ -44,11 +44,11 @@ FAILED_EXIT = 70
 
 def build_default(config: EngineConfig) -> Any:
     """Build the real engine. This imports torch."""
-    from tokenmill.engine.build import build_engine
+    from tokenmill.engine.running.build import build_engine
 
     built = build_engine(config)
     if faults := wanted_faults():
-        from tokenmill.engine.faults import inject
+        from tokenmill.engine.steps.faults import inject
 
         inject(built, faults)
     return built
@@ -78,7 +78,7 @@ def run_engine(
     """Load the model, report its facts, and serve."""
     # everything that torch's modules create stays; collecting garbage would take an eighth of the import's time
     with no_collection():
-        from tokenmill.engine.loop import EngineLoop, describe
+        from tokenmill.engine.running.loop import EngineLoop, describe
 
         gc.freeze()
         gc.unfreeze()  # these objects count as old now, though no collection has scanned them

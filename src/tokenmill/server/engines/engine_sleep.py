@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tokenmill.core.errors import EngineDeadError, EngineLostError, UserError
 from tokenmill.core.sleeping import TAGS, Slept
-from tokenmill.engine.wire import Sleep, Wake
+from tokenmill.engine.running.wire import Sleep, Wake
 from tokenmill.server.engines.keeper import Keeper
 from tokenmill.server.engines.state import EngineRecord
 

@@ -29,11 +29,11 @@ from tokenmill.core.errors import (
     UserError,
 )
 from tokenmill.core.request import Request, TextDelta, TokenDelta
-from tokenmill.engine.admission import Admission, work_of
-from tokenmill.engine.deliveries import Deliveries
-from tokenmill.engine.picking import EnginePicker, asked_of
-from tokenmill.engine.said import REPEATEDLY
-from tokenmill.engine.wire import Abort, Add, Beat, Failed, News, Ready, Refused, Report, check_carried
+from tokenmill.engine.running.picking import EnginePicker, asked_of
+from tokenmill.engine.running.said import REPEATEDLY
+from tokenmill.engine.running.wire import Abort, Add, Beat, Failed, News, Ready, Refused, Report, check_carried
+from tokenmill.engine.steps.admission import Admission, work_of
+from tokenmill.engine.steps.deliveries import Deliveries
 from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.backend import MAX_CHUNKS, UNAVAILABLE, DeltaStream, EngineStats, ModelInfo, Timeline
 from tokenmill.server.engines.adapters import AdapterTraffic

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tokenmill.engine.deaths import Deaths, pause_after
-from tokenmill.engine.wire import EngineStats, News
+from tokenmill.engine.running.deaths import Deaths, pause_after
+from tokenmill.engine.running.wire import EngineStats, News
 from tokenmill.server.engines.links import Link
 from tokenmill.server.engines.reserve import Reserve
 from tokenmill.server.engines.state import EngineRecord, FleetOptions

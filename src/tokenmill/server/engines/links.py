@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from tokenmill.core.config import EngineConfig, calm_threads
-from tokenmill.engine.wire import Command, News, Stop, encode, read_news
+from tokenmill.engine.running.wire import Command, News, Stop, encode, read_news
 from tokenmill.process.parent import starts_last
 from tokenmill.process.vitals import Vitals, vitals_of
 from tokenmill.server.engines.channel import LoopEnd, frame

@@ -6,8 +6,8 @@ Must not know: engines' lives, HTTP.
 from __future__ import annotations
 
 from tokenmill.core.pooled import Vectors
-from tokenmill.engine.admission import Admission, needs_head
-from tokenmill.engine.wire import Ready
+from tokenmill.engine.running.wire import Ready
+from tokenmill.engine.steps.admission import Admission, needs_head
 from tokenmill.server.backend import ModelInfo
 from tokenmill.text.codec import Tokenizer
 

@@ -9,8 +9,8 @@ import asyncio
 import time
 from dataclasses import KW_ONLY, dataclass
 
-from tokenmill.engine.deaths import HOPELESS_S, MOST_A_MINUTE
-from tokenmill.engine.said import MOST_DEATHS, Said
+from tokenmill.engine.running.deaths import HOPELESS_S, MOST_A_MINUTE
+from tokenmill.engine.running.said import MOST_DEATHS, Said
 from tokenmill.process.vitals import Vitals
 from tokenmill.server.backend import DeltaStream, EngineStats, Timeline
 from tokenmill.server.engines.links import Link

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tokenmill.engine.said import PASSED
+from tokenmill.engine.running.said import PASSED
 from tokenmill.server.engines.state import EngineRecord, Open
 
 

@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 from tokenmill.core.config import EngineConfig, ServerConfig
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.sleeping import TAGS
-from tokenmill.engine.adapter_names import read_modules
+from tokenmill.engine.options.adapter_names import read_modules
 from tokenmill.server.adapters import AdapterBook
 
 NEVER = -1.0

@@ -26,7 +26,7 @@ from tokenmill.core.config import (
 from tokenmill.core.errors import ParameterError, UserError, shown, why
 from tokenmill.core.spellings import one_spelling
 from tokenmill.core.yaml_file import read_mapping
-from tokenmill.engine.checks import check_companions, check_options
+from tokenmill.engine.options.checks import check_companions, check_options
 from tokenmill.server.access import Rights, digest, shown_key
 from tokenmill.server.many_models.entry import Spec
 from tokenmill.server.preflight import check_entry

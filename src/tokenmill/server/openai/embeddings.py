@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.pooled import AS_STATED
-from tokenmill.engine.scores import shorten
+from tokenmill.engine.interfaces.scores import shorten
 from tokenmill.server.context import Context
 from tokenmill.server.errors import blaming
 from tokenmill.server.openai.sampling import truncate

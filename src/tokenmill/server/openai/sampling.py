@@ -14,7 +14,7 @@ import msgspec
 from tokenmill.core.errors import ParameterError, TooLargeError
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.samplers import SAMPLER_FIELDS
-from tokenmill.engine.generation import DEFAULTS, default_params
+from tokenmill.engine.options.generation import DEFAULTS, default_params
 from tokenmill.server.context import RequestLimits
 from tokenmill.server.openai.schemas import SamplingFields
 from tokenmill.server.openai.structure import structure

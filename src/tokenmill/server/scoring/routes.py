@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.engine.scores import check_labels, label_question, pair_up
+from tokenmill.engine.interfaces.scores import check_labels, label_question, pair_up
 from tokenmill.server.context import Context
 from tokenmill.server.errors import blaming
 from tokenmill.server.prices import cost_field

@@ -1,5 +1,6 @@
-"""How relevance and labels are computed over a service. Owns: the engine requests for them; engine/scores.py evaluates
-their results. Each answer is one engine request that scores its own prompt. Must not know: HTTP, shapes of answers.
+"""How relevance and labels are computed over a service. Owns: the engine requests for them;
+engine/interfaces/scores.py evaluates their results. Each answer is one engine request that scores its own prompt. Must
+not know: HTTP, shapes of answers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from typing import Any
 from tokenmill.core.errors import ParameterError, TooLargeError
 from tokenmill.core.pooled import AS_STATED
 from tokenmill.core.request import SamplingParams
-from tokenmill.engine.scores import ANSWERS, answer_logprob, check_count, check_ends, cosine, relevance_question, shares
+from tokenmill.engine.interfaces.scores import (
+    ANSWERS,
+    answer_logprob,
+    check_count,
+    check_ends,
+    cosine,
+    relevance_question,
+    shares,
+)
 from tokenmill.server.context import Context
 from tokenmill.server.openai.sampling import truncate
 from tokenmill.server.request_job import MOST_LOGPROBS, NUMBER, Job

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import tokenmill
-from tokenmill.engine.generation import DEFAULTS, default_params
+from tokenmill.engine.options.generation import DEFAULTS, default_params
 from tokenmill.measure.calibration import reading_of
 from tokenmill.measure.devices import products_in, recognise
 from tokenmill.measure.kept_measurements import kept_ceilings
