@@ -265,7 +265,7 @@ def _wish(talk: Conversation) -> Any:
 def _params(llm: AsyncLLM, talk: Conversation, most: int) -> SamplingParams:
     import msgspec
 
-    from tokenmill.engine.interfaces.prompts import default_params
+    from tokenmill.engine.options.generation import default_params
 
     params = msgspec.structs.replace(default_params(llm.service.built.generation), max_tokens=most)
     if talk.temperature is not None:

@@ -119,8 +119,7 @@ def _check(given: dict[str, Any]) -> None:
 async def _generate_one(llm: AsyncLLM, prompt: str, given: dict[str, Any], live: bool) -> RequestOutput:
     """The complete output. With `live`, its text is also written to the terminal as it comes."""
     from tokenmill.core.request import SamplingParams
-    from tokenmill.engine.interfaces.prompts import default_params
-    from tokenmill.engine.options.generation import DEFAULTS
+    from tokenmill.engine.options.generation import DEFAULTS, default_params
 
     defaults = default_params(llm.service.built.generation)
     params = SamplingParams(**{**{name: getattr(defaults, name) for name in DEFAULTS}, **given})

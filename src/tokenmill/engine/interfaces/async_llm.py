@@ -29,16 +29,10 @@ from tokenmill.engine.interfaces.llm_arguments import (
 )
 from tokenmill.engine.interfaces.outputs import Accumulator
 from tokenmill.engine.interfaces.pooling import as_tensor, pooling_params_of, sampling_of
-from tokenmill.engine.interfaces.prompts import (
-    Prompt,
-    PromptReader,
-    check_priority,
-    check_salt,
-    default_params,
-    make_request,
-)
+from tokenmill.engine.interfaces.prompts import Prompt, PromptReader, check_priority, check_salt, make_request
 from tokenmill.engine.interfaces.scores import shorten
 from tokenmill.engine.options.engine_args import EngineArgs
+from tokenmill.engine.options.generation import default_params
 from tokenmill.engine.running.crew import Crew
 from tokenmill.engine.running.picking import EnginePicker, asked_of
 from tokenmill.engine.running.said import MOST_DEATHS, REPEATEDLY

@@ -44,15 +44,9 @@ from tokenmill.engine.interfaces.outputs import Accumulator
 from tokenmill.engine.interfaces.pooling import Pooler, as_tensor, pooling_params_of
 from tokenmill.engine.interfaces.profiling import Profiler
 from tokenmill.engine.interfaces.progress import progress_of
-from tokenmill.engine.interfaces.prompts import (
-    Prompt,
-    PromptReader,
-    check_priority,
-    check_salt,
-    default_params,
-    make_request,
-)
+from tokenmill.engine.interfaces.prompts import Prompt, PromptReader, check_priority, check_salt, make_request
 from tokenmill.engine.options.engine_args import EngineArgs
+from tokenmill.engine.options.generation import default_params
 from tokenmill.engine.running.build import Built, build_llm
 from tokenmill.engine.running.gauges import AllGauges
 from tokenmill.engine.running.metrics import Metric, read_metrics

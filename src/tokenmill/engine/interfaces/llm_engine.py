@@ -14,8 +14,9 @@ from tokenmill.core.params import LoRARequest, RequestOutputKind
 from tokenmill.core.request import RequestOutput, SamplingParams, TextDelta
 from tokenmill.engine.interfaces.llm_arguments import PINS, check_around, check_others, no_such
 from tokenmill.engine.interfaces.outputs import Accumulator
-from tokenmill.engine.interfaces.prompts import Prompt, PromptReader, check_priority, default_params, make_request
+from tokenmill.engine.interfaces.prompts import Prompt, PromptReader, check_priority, make_request
 from tokenmill.engine.options.engine_args import EngineArgs
+from tokenmill.engine.options.generation import default_params
 from tokenmill.engine.running.build import Built, build_llm
 from tokenmill.engine.steps.driver import Driver
 

@@ -1,4 +1,4 @@
-"""From what people pass in to token ids. Owns: forms of prompts, chat rendering, truncation, and default parameters.
+"""From what people pass in to token ids. Owns: forms of prompts, chat rendering, truncation, and making requests.
 
 Must not know: engines, threads. A prompt is a string, token ids, or a dict with `prompt` or `prompt_token_ids`.
 """
@@ -15,7 +15,6 @@ import msgspec
 
 from tokenmill.core.errors import ContextError, ParameterError, UserError, shown
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.engine.options.generation import default_params as default_params
 from tokenmill.process.home_process import HomeProcess
 from tokenmill.text.chat_template import ChatTemplate, check_template_kwargs
 from tokenmill.text.guard import ControlGuard, render_and_encode
