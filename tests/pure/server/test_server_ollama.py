@@ -11,6 +11,7 @@ from tokenmill.checkpoint.entry import Entry, Source
 from tokenmill.checkpoint.stored import open_store
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.ollama.keep_alive import seconds_of
+from tokenmill.server.ollama.routes import details
 from tokenmill.server.ollama.stored_files import read_stored
 from tokenmill.testing.fake_generator import FakeOptions
 
@@ -175,6 +176,7 @@ def test_files_are_told_as_they_lie(tmp_path):
     (packed / "config.json").write_text("{")
     assert read_stored(str(packed)) is None
     demo = read_stored("demo")
+    assert demo.family == "qwen3"
     assert demo.format == "safetensors" and demo.parameters > 1_000_000 and demo.size > 2**20
 
 
@@ -229,6 +231,17 @@ async def test_files_that_lie_are_told_like_any(start, tmp_path, monkeypatch):
     listed = {entry["name"]: entry["details"] for entry in answer.json()["models"]}
     assert {f"m{number}:latest" for number in range(len(LIES))} <= set(listed)
     assert len(answer.text) < 1000 * len(listed)
+
+
+def test_a_family_is_told_before_a_model_is_loaded_and_is_the_same_afterwards(tmp_path):
+    tensors = {"a": {"dtype": "BF16", "shape": [5], "data_offsets": [0, 10]}}
+    for number, more in enumerate(({}, {"quantization_config": {"quant_method": "gptq"}})):
+        root = str(safetensors(tmp_path / str(number), tensors, model_type="llava", **more))
+        for known in ({}, {"family": "llama"}):
+            assert details(root, known)["families"] == ["llava"]
+    unsaid = str(safetensors(tmp_path / "unsaid", tensors))
+    assert details(unsaid, {})["family"] == "unknown" and details(unsaid, {"family": "llama"})["family"] == "llama"
+    assert details("owner/model", {"family": "llama"})["family"] == "llama"
 
 
 async def test_tags_tell_the_files(start, tmp_path, monkeypatch):

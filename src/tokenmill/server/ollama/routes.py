@@ -292,9 +292,10 @@ def entry(shown: ListedModel) -> dict[str, Any]:
 
 
 def details(root: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Family, size and format. `known`: the facts of a loaded engine, if there is one."""
+    """Family, size and format, the same whether the model is loaded or not where its files lie here. `known`: the facts
+    of a loaded engine, if there is one."""
     files = _files_of(root)
-    family = str(known.get("family", "unknown"))
+    family = (files.family if files is not None else "") or str(known.get("family") or "unknown")
     _, _, tag = root.partition(":")  # owner/model:Q4_K_M names a GGUF file of the hub
     form = files.format if files is not None else "gguf" if tag or root.endswith(".gguf") else "safetensors"
     level = known.get("quantization") or (files.level if files is not None else tag) or known.get("dtype", "unknown")
@@ -321,12 +322,13 @@ def described(context: Context, name: str) -> dict[str, Any]:
         can.append("thinking")
     if find_fill(info.tokenizer) is not None:
         can.append("insert")
-    family = str(info.details.get("family", "unknown"))
+    about = details(info.root, info.details)
+    family = about["family"]
     return {
         "modelfile": f"FROM {name}\n",
         "parameters": listed(of_generation(info.generation)),
         "template": template if isinstance(template, str) else "",
-        "details": details(info.root, info.details),
+        "details": about,
         "model_info": {
             "general.architecture": family,
             f"{family}.context_length": info.max_model_len,

@@ -33,13 +33,14 @@ MOST_NUMBERS = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class StoredFiles:
-    """A model's files on disk. parameters 0 or level "": not known."""
+    """A model's files on disk. parameters 0, level or family "": not known."""
 
     format: str
     size: int
     modified: float
     parameters: int = 0
     level: str = ""
+    family: str = ""
 
 
 def read_stored(root: str) -> StoredFiles | None:
@@ -70,15 +71,17 @@ def _gguf(files: list[Path]) -> StoredFiles:
             sizes[info.type.name] += info.stop - info.start
         kind = max(sizes, key=sizes.__getitem__) if sizes else ""
     count = sum(math.prod(info.shape) for info in tensors)
-    return StoredFiles("gguf", _size(files), _modified(files), count, kind)
+    family = text_of_header(opened[0].metadata.get("general.architecture"))
+    return StoredFiles("gguf", _size(files), _modified(files), count, kind, family)
 
 
 def _folder(path: Path, files: list[Path]) -> StoredFiles:
     config = read_object(path / "config.json", MAX_CONFIG)
-    scheme = config.get("quantization_config")
+    scheme, family = config.get("quantization_config"), text_of_header(config.get("model_type"))
     form = "safetensors" if files[0].suffix == ".safetensors" else "pytorch"
     if isinstance(scheme, dict) and scheme:
-        return StoredFiles(form, _size(files), _modified(files), 0, text_of_header(scheme.get("quant_method")).upper())
+        level = text_of_header(scheme.get("quant_method")).upper()
+        return StoredFiles(form, _size(files), _modified(files), 0, level, family)
     kinds: Counter[str] = Counter()
     for file in files if form == "safetensors" else ():
         for kind, count in _header(file):
@@ -86,7 +89,7 @@ def _folder(path: Path, files: list[Path]) -> StoredFiles:
     level = (
         max(kinds, key=kinds.__getitem__) if kinds else text_of_header(config.get("torch_dtype") or config.get("dtype"))
     )
-    return StoredFiles(form, _size(files), _modified(files), sum(kinds.values()), level.upper())
+    return StoredFiles(form, _size(files), _modified(files), sum(kinds.values()), level.upper(), family)
 
 
 def _header(file: Path) -> list[tuple[str, int]]:
