@@ -96,6 +96,8 @@ def test_a_second_signal_breaks_in_and_the_engine_says_so(opened):
         with pytest.raises(EngineDeadError, match="make another LLM"):
             run(llm, PROMPTS, PARAMS)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    timers = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+    assert all(each.finished.is_set() for each in timers), "no signal comes long after"
 
 
 def test_signals_in_other_threads_runs_reach_the_main_thread(opened, wanted):

@@ -54,9 +54,7 @@ class HeldSignals:
     def let_in(self) -> None:
         """Now the books agree: run the handlers of signals that have come."""
         while self._came:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+            self._stop_timer()
             number, frame = self._came.popitem()
             self._before[number](number, frame)
 
@@ -72,6 +70,7 @@ class HeldSignals:
             self._before[number](number, frame)
         elif number in self._came:
             self._came.pop(number)
+            self._stop_timer()  # or this signal would come once more, long after
             self.broke_in = True
             self._before[number](number, frame)
         else:
@@ -80,3 +79,8 @@ class HeldSignals:
                 self._timer = threading.Timer(PATIENCE_S, os.kill, (os.getpid(), number))
                 self._timer.daemon = True
                 self._timer.start()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
