@@ -148,7 +148,7 @@ computed anew; {refused} are refused{untried}; none is wrong. ("Equal" is also s
 
 def elsewhere(said: str, version: str, date: str) -> str:
     """The page from a sweep's lines, `type: verdict` each."""
-    own = {row.model_type for row in (*FIELDS.values(), *OUTERS.values())} | SAME.keys()
+    own = {row.model_type for row in FIELDS.values()} | {outer.model_type for outer in OUTERS.values()} | SAME.keys()
     rows, counts = [], {"equal": 0, "refused": 0, "no": 0}
     for line in said.splitlines():
         kind, verdict = line.split(": ", 1)
