@@ -76,3 +76,12 @@ def test_float16_that_is_asked_for_is_float32_on_a_cpu(tmp_path):
         assert compute_dtype("float16", {"torch_dtype": said}, "cpu", told) == torch.float32
         assert told == [f"computed in float32: CPUs compute float16 slowly{more}"]
         assert compute_dtype("float16", {"torch_dtype": said}, "cuda", []) == torch.float16
+
+
+@pytest.mark.parametrize("said", ["int8", "nonsense", "torch.float64", 5])
+def test_types_that_nothing_is_computed_in_are_told(said: object) -> None:
+    told: list[str] = []
+    assert compute_dtype("auto", {"dtype": said}, "cpu", told) == torch.float32
+    assert any(repr(str(said).removeprefix("torch.")) in reason for reason in told)
+    told.clear()
+    assert compute_dtype("auto", {"dtype": "bfloat16"}, "cpu", told) == torch.bfloat16 and not told

@@ -465,8 +465,10 @@ def compute_dtype(wanted: str, raw: dict[str, Any], device: str, reasons: list[s
     """The type to compute in: the one asked for, or else the config's. If it must be another, `reasons` says so."""
     text = raw.get("text_config") if isinstance(raw.get("text_config"), dict) else {}
     said = raw.get("dtype") or raw.get("torch_dtype") or (text or {}).get("dtype") or "float32"
-    named = said if wanted == "auto" else wanted
-    dtype = DTYPES.get(str(named).removeprefix("torch."), torch.float32)
+    named = str(said if wanted == "auto" else wanted).removeprefix("torch.")
+    dtype = DTYPES.get(named, torch.float32)
+    if named not in DTYPES:
+        reasons.append(f"computed in float32: nothing is computed in config.json's type {named!r}")
     if dtype == torch.float16 and device == "cpu":
         held = "; weights stay float16" if str(said).removeprefix("torch.") == "float16" else ""
         reasons.append(f"computed in float32: CPUs compute float16 slowly{held}")
