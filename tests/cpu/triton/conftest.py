@@ -1,8 +1,11 @@
-"""Triton's interpreter for this folder: set before any kernel module is imported."""
+"""Triton's interpreter for this folder: set before any kernel module is imported. Without Triton the folder is left
+out, and the report's head says so."""
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -10,8 +13,16 @@ import pytest
 import torch
 from tests.cpu.triton.quick_interpreter import quicken
 
+HAS_TRITON = find_spec("triton") is not None
+if not HAS_TRITON:
+    collect_ignore_glob = ["test_*.py"]
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_report_header() -> str | None:
+    """What of this folder is not run."""
+    return None if HAS_TRITON else "Triton is not installed: tests/cpu/triton is left out"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _repair_interpreter() -> None:
     """Triton 3.6's interpreter makes loop bounds with int(array), which numpy 2.4 refuses for arrays of shape [1]."""
-    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    interpreter: Any = import_module("triton.runtime.interpreter")
     patch = interpreter._patch_lang_tensor
 
     def patched(tensor: type, scope: object) -> None:
@@ -37,7 +48,7 @@ def _repair_interpreter() -> None:
 def _round_as_gpus_do() -> None:
     """Triton 3.6's interpreter loses what rounding carries into an odd exponent (127.9 becomes 64 in float8), and cuts
     bfloat16 off. GPUs round to the nearest, and float8 ends at its largest number."""
-    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    interpreter: Any = import_module("triton.runtime.interpreter")
     types = {
         "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
         "fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2,
@@ -54,7 +65,7 @@ def _round_as_gpus_do() -> None:
     interpreter._convert_float = convert
 
 
-if not torch.cuda.is_available():
+if HAS_TRITON and not torch.cuda.is_available():
     _repair_interpreter()
     _round_as_gpus_do()
     quicken()

@@ -6,16 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.thinned import covering
 
-triton = pytest.importorskip("triton")
-
-from tests.cpu.kernels.paged_batch import PagedBatch  # noqa: E402
-from tests.thinned import covering  # noqa: E402
-
-from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, NormSpec, RopeSpec, Touches  # noqa: E402
-from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
-from tokenmill.kernels.triton.attention.heads import multiply_heads  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, NormSpec, RopeSpec, Touches
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.attention.heads import multiply_heads
+from tokenmill.kernels.triton.kernels import TritonKernels
 
 REFERENCE = ReferenceKernels()
 STEPS = [[("a", 20), ("b", 3)], [("a", 1), ("b", 1), ("c", 1)], [("b", 1), ("a", 5)]]

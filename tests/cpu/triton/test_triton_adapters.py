@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
-
-pytest.importorskip("triton")
-
 from tests.cpu.triton.bounds import Bounds
 from tests.cpu.triton.triton_adapters_helpers import make_site
+from torch import Tensor
 
 from tokenmill.compute.adapters import AdapterSite, Delta
 from tokenmill.kernels.reference import ReferenceKernels

@@ -6,20 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton
+from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.cpu.triton.triton_attention_helpers import REFERENCE, STEPS, both, make_spec, rope, width_of
+from tests.thinned import covering
 
-triton = pytest.importorskip("triton")
-
-from tests.cpu.kernels.paged_batch import PagedBatch  # noqa: E402
-from tests.cpu.triton.triton_attention_helpers import REFERENCE, STEPS, both, make_spec, rope, width_of  # noqa: E402
-from tests.thinned import covering  # noqa: E402
-
-from tokenmill.compute.forward import NormSpec, Touches  # noqa: E402
-from tokenmill.kernels.triton.attention import decode, prefill  # noqa: E402
-from tokenmill.kernels.triton.attention.cascade import attend_shared, common_entries  # noqa: E402
-from tokenmill.kernels.triton.attention.decode import attend_one  # noqa: E402
-from tokenmill.kernels.triton.attention.prefill import fitting  # noqa: E402
-from tokenmill.kernels.triton.common import Scratch  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+from tokenmill.compute.forward import NormSpec, Touches
+from tokenmill.kernels.triton.attention import decode, prefill
+from tokenmill.kernels.triton.attention.cascade import attend_shared, common_entries
+from tokenmill.kernels.triton.attention.decode import attend_one
+from tokenmill.kernels.triton.attention.prefill import fitting
+from tokenmill.kernels.triton.common import Scratch
+from tokenmill.kernels.triton.kernels import TritonKernels
 
 SPECS = {
     "plain": {},

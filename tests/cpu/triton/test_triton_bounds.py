@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("triton")
-
 import triton
 import triton.language as tl
 from tests.cpu.triton.bounds import Bounds

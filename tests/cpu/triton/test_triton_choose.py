@@ -9,8 +9,6 @@ import torch
 from hypothesis import given, settings
 from tests.cpu.kernels.choosing import ROWS, both, cases, check
 
-pytest.importorskip("triton")
-
 from tokenmill.core.step import RowSampling
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton.kernels import TritonKernels

@@ -8,21 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
+from tests.cpu.triton.bounds import Bounds
+from tests.cpu.triton.triton_codes_helpers import TABLES, stored
+from tests.cpu.triton.triton_narrow_helpers import REFERENCE, exact, met, relative
 
-triton = pytest.importorskip("triton")
-
-from tests.cpu.triton.bounds import Bounds  # noqa: E402
-from tests.cpu.triton.triton_codes_helpers import TABLES, stored  # noqa: E402
-from tests.cpu.triton.triton_narrow_helpers import REFERENCE, exact, met, relative  # noqa: E402
-
-from tokenmill.compute.forward import NormSpec  # noqa: E402
-from tokenmill.compute.matrix import StoredMatrix  # noqa: E402
-from tokenmill.kernels.grid import whole_entries  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.kernels.triton.quantised import codes, narrow_stream  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow import PACKERS, NarrowMatrix  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_gemv import narrow_gemv, spread_rows  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_round import widened  # noqa: E402
+from tokenmill.compute.forward import NormSpec
+from tokenmill.compute.matrix import StoredMatrix
+from tokenmill.kernels.grid import whole_entries
+from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.kernels.triton.quantised import codes, narrow_stream
+from tokenmill.kernels.triton.quantised.narrow import PACKERS, NarrowMatrix
+from tokenmill.kernels.triton.quantised.narrow_gemv import narrow_gemv, spread_rows
+from tokenmill.kernels.triton.quantised.narrow_round import widened
 
 KINDS = ["fp4/16", "fp4/32", "nf4/64", "bnb/128", "nf4/256", "few/32", "nf4"]
 

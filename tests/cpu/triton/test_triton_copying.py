@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")
-
 from tokenmill.compute.descriptors import StateSpec
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton.kernels import TritonKernels

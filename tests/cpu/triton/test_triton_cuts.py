@@ -7,8 +7,6 @@ import math
 import pytest
 import torch
 
-pytest.importorskip("triton")
-
 from tokenmill.core.step import RowSampling
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.sampling.choose import Ask, Way, choose, way

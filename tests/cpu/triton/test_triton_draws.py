@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("triton")
-
 from tests.cpu.sampling import plain_samplers as plain
 from tests.cpu.sampling.sampler_cases import CASES, PROMPT, assert_follows, draws, logits_of, row, wanted_of
 

@@ -10,23 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.cpu.models.parity import load, make
+from tests.cpu.triton.triton_models_helpers import CASES
+from tests.thinned import covering
 from torch import Tensor
 
-triton = pytest.importorskip("triton")
-hf = pytest.importorskip("transformers")
-
-
-from tests.cpu.kernels.paged_batch import PagedBatch  # noqa: E402
-from tests.cpu.models.parity import load, make  # noqa: E402
-from tests.cpu.triton.triton_models_helpers import CASES  # noqa: E402
-from tests.thinned import covering  # noqa: E402
-
-from tokenmill.core.errors import ModelError  # noqa: E402
-from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.lora.fit import Fitter  # noqa: E402
-from tokenmill.lora.peft import Adapter, LowRank  # noqa: E402
-from tokenmill.lora.sites import Sites, mixing  # noqa: E402
+from tokenmill.core.errors import ModelError
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.lora.fit import Fitter
+from tokenmill.lora.peft import Adapter, LowRank
+from tokenmill.lora.sites import Sites, mixing
 
 SLOTS, LENGTHS = [2, 0, 1, 2], {"a": 9, "b": 3, "c": 1, "d": 5}
 

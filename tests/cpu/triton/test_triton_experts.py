@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.cpu.triton.bounds import Bounds
 
-triton = pytest.importorskip("triton")
-
-from tests.cpu.triton.bounds import Bounds  # noqa: E402
-
-from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSpec  # noqa: E402
-from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
-from tokenmill.kernels.triton.common import Scratch  # noqa: E402
-from tokenmill.kernels.triton.experts import mixture as mixture_module  # noqa: E402
-from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up  # noqa: E402
-from tokenmill.kernels.triton.experts.grouped import Stack, Tiling, grouped  # noqa: E402
-from tokenmill.kernels.triton.experts.mixture import stack  # noqa: E402
-from tokenmill.kernels.triton.experts.route import pick, route  # noqa: E402
-from tokenmill.kernels.triton.experts.route_few import pick_few  # noqa: E402
-from tokenmill.kernels.triton.experts.sorting import sort_pairs, sort_rows  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.quant.dense import DenseWeight  # noqa: E402
+from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSpec
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.common import Scratch
+from tokenmill.kernels.triton.experts import mixture as mixture_module
+from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up
+from tokenmill.kernels.triton.experts.grouped import Stack, Tiling, grouped
+from tokenmill.kernels.triton.experts.mixture import stack
+from tokenmill.kernels.triton.experts.route import pick, route
+from tokenmill.kernels.triton.experts.route_few import pick_few
+from tokenmill.kernels.triton.experts.sorting import sort_pairs, sort_rows
+from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.quant.dense import DenseWeight
 
 REFERENCE = ReferenceKernels()
 ROUTES = {

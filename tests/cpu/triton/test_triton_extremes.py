@@ -10,22 +10,19 @@ import numpy as np
 import pytest
 import torch
 from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.cpu.triton.triton_attention_helpers import REFERENCE, make_spec
 
-triton = pytest.importorskip("triton")
-
-from tests.cpu.triton.triton_attention_helpers import REFERENCE, make_spec  # noqa: E402
-
-from tokenmill.compute.forward import Act, KVSpec, Mixture, NormSpec, RouteSpec  # noqa: E402
-from tokenmill.kernels.triton import multiply  # noqa: E402
-from tokenmill.kernels.triton.attention import gathered, latent, prefill  # noqa: E402
-from tokenmill.kernels.triton.common import Scratch  # noqa: E402
-from tokenmill.kernels.triton.experts import mixture  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.kernels.triton.products.adapters import _expand_kernel  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow import pack8  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_gemv import SpreadRows  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_linear import narrow_way  # noqa: E402
-from tokenmill.quant.grid import GridWeight  # noqa: E402
+from tokenmill.compute.forward import Act, KVSpec, Mixture, NormSpec, RouteSpec
+from tokenmill.kernels.triton import multiply
+from tokenmill.kernels.triton.attention import gathered, latent, prefill
+from tokenmill.kernels.triton.common import Scratch
+from tokenmill.kernels.triton.experts import mixture
+from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.kernels.triton.products.adapters import _expand_kernel
+from tokenmill.kernels.triton.quantised.narrow import pack8
+from tokenmill.kernels.triton.quantised.narrow_gemv import SpreadRows
+from tokenmill.kernels.triton.quantised.narrow_linear import narrow_way
+from tokenmill.quant.grid import GridWeight
 
 FP8 = torch.float8_e4m3fn
 NAN = float("nan")

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers as hf
+from tests.cpu.models.parity import DictCheckpoint, load, make, ours
 
-pytest.importorskip("triton")
-hf = pytest.importorskip("transformers")
-
-
-from tests.cpu.models.parity import DictCheckpoint, load, make, ours  # noqa: E402
-
-from tokenmill.core.config import EngineConfig, make_config  # noqa: E402
-from tokenmill.engine.load.inplace import LayerMaker, refill, weights_of  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+from tokenmill.core.config import EngineConfig, make_config
+from tokenmill.engine.load.inplace import LayerMaker, refill, weights_of
+from tokenmill.kernels.triton.kernels import TritonKernels
 
 BASE = {
     "vocab_size": 40, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,

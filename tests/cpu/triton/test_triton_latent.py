@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.thinned import covering
 
-triton = pytest.importorskip("triton")
-
-from tests.cpu.kernels.paged_batch import PagedBatch  # noqa: E402
-from tests.thinned import covering  # noqa: E402
-
-from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, RopeSpec, Touches  # noqa: E402
-from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, RopeSpec, Touches
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.kernels import TritonKernels
 
 REFERENCE = ReferenceKernels()
 STEPS = [[("a", 37), ("b", 5)], [("a", 1), ("b", 1), ("c", 20)], [("a", 1), ("b", 1), ("c", 1)], [("b", 18), ("c", 3)]]

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
-pytest.importorskip("triton")
 from tests.cpu.kernels.paged_batch import PagedBatch
 from tests.cpu.models.family_cases import FAMILIES
 from tests.cpu.models.parity import load
 from tests.thinned import WHOLE
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
 from tokenmill.kernels.triton.kernels import TritonKernels

@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
-
-from tokenmill.compute.forward import NormSpec, Xielu  # noqa: E402
-from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
-from tokenmill.kernels.triton.common import Scratch  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.kernels.triton.products.gemv import gemv  # noqa: E402
-from tokenmill.kernels.triton.products.thin import thin  # noqa: E402
-from tokenmill.kernels.triton.products.ways_by_shape import wide_way  # noqa: E402
+from tokenmill.compute.forward import NormSpec, Xielu
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.common import Scratch
+from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.kernels.triton.products.gemv import gemv
+from tokenmill.kernels.triton.products.thin import thin
+from tokenmill.kernels.triton.products.ways_by_shape import wide_way
 
 REFERENCE = ReferenceKernels()
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers as hf
+from tests.cpu.models.parity import load, make, ours, theirs
 
-pytest.importorskip("triton")
-hf = pytest.importorskip("transformers")
-
-from tests.cpu.models.parity import load, make, ours, theirs  # noqa: E402
-
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+from tokenmill.kernels.triton.kernels import TritonKernels
 
 CONFIG = hf.LlamaConfig(vocab_size=67, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128)  # fmt: skip

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.cpu.models.parity import load, make, ours
+from tests.cpu.triton.triton_models_helpers import CASES
 
-triton = pytest.importorskip("triton")
-
-
-from tests.cpu.models.parity import load, make, ours  # noqa: E402
-from tests.cpu.triton.triton_models_helpers import CASES  # noqa: E402
-
-from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.kernels import TritonKernels
 
 
 @pytest.mark.parametrize("name", CASES)

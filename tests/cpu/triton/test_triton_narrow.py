@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.cpu.triton.triton_narrow_helpers import REFERENCE, exact, met, relative
 
-triton = pytest.importorskip("triton")
-
-from tests.cpu.triton.triton_narrow_helpers import REFERENCE, exact, met, relative  # noqa: E402
-
-from tokenmill.compute.forward import NormSpec  # noqa: E402
-from tokenmill.kernels.triton.common import Scratch  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8, unpack4  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_gemv import KINDS as STORED  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_gemv import SpreadRows, narrow_gemv, spread_rows  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_linear import default_stream, narrow_operation  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_round import round_rows, widened  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_thin import narrow_thin  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_wide import narrow_wide  # noqa: E402
+from tokenmill.compute.forward import NormSpec
+from tokenmill.kernels.triton.common import Scratch
+from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8, unpack4
+from tokenmill.kernels.triton.quantised.narrow_gemv import KINDS as STORED
+from tokenmill.kernels.triton.quantised.narrow_gemv import SpreadRows, narrow_gemv, spread_rows
+from tokenmill.kernels.triton.quantised.narrow_linear import default_stream, narrow_operation
+from tokenmill.kernels.triton.quantised.narrow_round import round_rows, widened
+from tokenmill.kernels.triton.quantised.narrow_thin import narrow_thin
+from tokenmill.kernels.triton.quantised.narrow_wide import narrow_wide
 
 FP8 = torch.float8_e4m3fn
 

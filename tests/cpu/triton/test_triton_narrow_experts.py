@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.cpu.triton.bounds import Bounds
+from tests.cpu.triton.triton_codes_helpers import stored
+from tests.cpu.triton.triton_narrow_helpers import met
+from tests.thinned import covering
 
-triton = pytest.importorskip("triton")
-
-from tests.cpu.triton.bounds import Bounds  # noqa: E402
-from tests.cpu.triton.triton_codes_helpers import stored  # noqa: E402
-from tests.cpu.triton.triton_narrow_helpers import met  # noqa: E402
-from tests.thinned import covering  # noqa: E402
-
-from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSpec  # noqa: E402
-from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
-from tokenmill.kernels.triton.experts.grouped import Stack  # noqa: E402
-from tokenmill.kernels.triton.experts.mixture import stack  # noqa: E402
-from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack  # noqa: E402
-from tokenmill.kernels.triton.experts.narrow_one import narrow_one, spread_one  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_gemv import spread_rows  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_round import round_rows  # noqa: E402
-from tokenmill.quant.base import WeightBase  # noqa: E402
-from tokenmill.quant.dense import DenseWeight  # noqa: E402
+from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSpec
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.experts.grouped import Stack
+from tokenmill.kernels.triton.experts.mixture import stack
+from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack
+from tokenmill.kernels.triton.experts.narrow_one import narrow_one, spread_one
+from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8
+from tokenmill.kernels.triton.quantised.narrow_gemv import spread_rows
+from tokenmill.kernels.triton.quantised.narrow_round import round_rows
+from tokenmill.quant.base import WeightBase
+from tokenmill.quant.dense import DenseWeight
 
 REFERENCE = ReferenceKernels()
 

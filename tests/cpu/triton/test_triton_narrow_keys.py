@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
+from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.thinned import covering
 
-triton = pytest.importorskip("triton")
-
-import triton.language as tl  # noqa: E402
-from tests.cpu.kernels.paged_batch import PagedBatch  # noqa: E402
-from tests.thinned import covering  # noqa: E402
-
-from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, KVView, NormSpec, RopeSpec, Touches  # noqa: E402
-from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
-from tokenmill.kernels.triton.attention import decode  # noqa: E402
-from tokenmill.kernels.triton.attention.narrow_keys import halves_of, in_words, quarters_of  # noqa: E402
-from tokenmill.kernels.triton.attention.stored import can_pair, can_store  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, KVView, NormSpec, RopeSpec, Touches
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.attention import decode
+from tokenmill.kernels.triton.attention.narrow_keys import halves_of, in_words, quarters_of
+from tokenmill.kernels.triton.attention.stored import can_pair, can_store
+from tokenmill.kernels.triton.kernels import TritonKernels
 
 REFERENCE = ReferenceKernels()
 FP8 = torch.float8_e4m3fn

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
-
-from tokenmill.kernels.triton.products.parted import multiplies_parted, multiply_parted  # noqa: E402
+from tokenmill.kernels.triton.products.parted import multiplies_parted, multiply_parted
 
 
 @pytest.mark.parametrize(("tokens", "inner", "width"), [(64, 200, 40), (130, 96, 64), (65, 256, 100)])

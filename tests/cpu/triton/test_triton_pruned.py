@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-pytest.importorskip("triton")
-
 from tests.cpu.triton.triton_narrow_helpers import REFERENCE, relative
 
 from tokenmill.compute.forward import NormSpec

@@ -11,8 +11,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-pytest.importorskip("triton")
-
 from tokenmill.compute.forward import NormSpec
 from tokenmill.compute.matrix import StoredMatrix
 from tokenmill.kernels.reference import ReferenceKernels

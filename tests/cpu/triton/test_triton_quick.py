@@ -7,16 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-triton = pytest.importorskip("triton")
-
-import triton.language as tl  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.backends.nvidia.compiler import CUDABackend  # noqa: E402
-from triton.runtime.jit import JITFunction, create_function_from_signature  # noqa: E402
-from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
-
-from tokenmill.kernels.triton import quick  # noqa: E402
+from tokenmill.kernels.triton import quick
 
 
 def kernel(x, y, n, m, eps, SIZE: tl.constexpr, KIND: tl.constexpr = 0):

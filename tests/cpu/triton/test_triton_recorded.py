@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("triton")
-
 from tests.cpu.engine.engines import greedy, open_llm, run
 from tests.cpu.models.parity import make
 from tests.cpu.triton.fake_graph import FakeRecorder

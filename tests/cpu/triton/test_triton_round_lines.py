@@ -6,11 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
-
-pytest.importorskip("triton")
-
 from tests.cpu.triton.bounds import Bounds
+from torch import Tensor
 
 from tokenmill.compute.lines import LineGrid
 from tokenmill.kernels.reference import ReferenceKernels

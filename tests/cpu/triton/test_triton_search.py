@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-
-pytest.importorskip("triton")
-
 from triton.runtime.errors import OutOfResources
 
 from tokenmill.kernels.triton.kernels import TritonKernels

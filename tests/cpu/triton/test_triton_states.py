@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.thinned import covering
 
-triton = pytest.importorskip("triton")
-
-from tests.cpu.kernels.paged_batch import PagedBatch  # noqa: E402
-from tests.thinned import covering  # noqa: E402
-
-from tokenmill.compute.forward import ConvSpec, DeltaSpec, NormSpec, ScanSpec, SpaceSpec, StateSpec  # noqa: E402
-from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.kernels.triton.states import chunks  # noqa: E402
+from tokenmill.compute.forward import ConvSpec, DeltaSpec, NormSpec, ScanSpec, SpaceSpec, StateSpec
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.kernels.triton.states import chunks
 
 STEPS = [
     [("a", 20)],

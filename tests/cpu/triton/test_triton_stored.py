@@ -8,18 +8,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
 pytest.importorskip("compressed_tensors")
 
 
-from tests.cpu.quant.stored_forms_helpers import FORMS, read  # noqa: E402
-from tests.thinned import WHOLE  # noqa: E402
+from tests.cpu.quant.stored_forms_helpers import FORMS, read
+from tests.thinned import WHOLE
 
-from tokenmill.checkpoint.gguf_blocks import Blocks  # noqa: E402
-from tokenmill.checkpoint.gguf_file import TYPES  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.quant.base import MixedWeight  # noqa: E402
-from tokenmill.quant.gguf_weight import BlockWeight  # noqa: E402
+from tokenmill.checkpoint.gguf_blocks import Blocks
+from tokenmill.checkpoint.gguf_file import TYPES
+from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.quant.base import MixedWeight
+from tokenmill.quant.gguf_weight import BlockWeight
 
 CODED = {"mxfp4": True, "nvfp4": True, "modelopt nvfp4": True, "nf4": False, "nf4 nested": False}
 """Forms, and whether their numbers stay what they are (NVFP4's do where the factor of a matrix is a power of two)."""

@@ -10,15 +10,14 @@ import os
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
 
-from tests.cpu.models.family_cases import ALL  # noqa: E402
-from tests.cpu.models.parity import load, ours  # noqa: E402
+from tests.cpu.models.family_cases import ALL
+from tests.cpu.models.parity import load, ours
 
-from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.kernels import TritonKernels
 
 FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"
 NAMES = [name for name in ALL if name.endswith("-0")] if FULL else ["stablelm-0", "qwen2_moe-0"]

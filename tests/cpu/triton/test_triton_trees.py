@@ -10,25 +10,21 @@ import random
 
 import pytest
 import torch
+from tests.cpu.engine.drafters import make_medusa
+from tests.cpu.engine.engines import greedy, open_llm, run
+from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.cpu.kernels.tree_batch import as_trees, attention_of, grown, width
+from tests.cpu.triton.fake_graph import FakeRecorder
 
-triton = pytest.importorskip("triton")
-
-
-from tests.cpu.engine.drafters import make_medusa  # noqa: E402
-from tests.cpu.engine.engines import greedy, open_llm, run  # noqa: E402
-from tests.cpu.kernels.paged_batch import PagedBatch  # noqa: E402
-from tests.cpu.kernels.tree_batch import as_trees, attention_of, grown, width  # noqa: E402
-from tests.cpu.triton.fake_graph import FakeRecorder  # noqa: E402
-
-from tokenmill import SamplingParams  # noqa: E402
-from tokenmill.compute.forward import KVFormat, KVSpec  # noqa: E402
-from tokenmill.core.drafting import AllOfThem  # noqa: E402
-from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.kvcache.pool import KVPool, make_layout  # noqa: E402
-from tokenmill.runner.nodes import TreeTokens  # noqa: E402
-from tokenmill.runner.recorder import Graphs, RecordedSteps  # noqa: E402
-from tokenmill.testing.tiny import make_tiny  # noqa: E402
+from tokenmill import SamplingParams
+from tokenmill.compute.forward import KVFormat, KVSpec
+from tokenmill.core.drafting import AllOfThem
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.kvcache.pool import KVPool, make_layout
+from tokenmill.runner.nodes import TreeTokens
+from tokenmill.runner.recorder import Graphs, RecordedSteps
+from tokenmill.testing.tiny import make_tiny
 
 REFERENCE = ReferenceKernels()
 NODES = 5

@@ -6,20 +6,17 @@ import logging
 
 import pytest
 import torch
+from tests.cpu.triton.triton_adapters_helpers import make_site
+from tests.cpu.triton.triton_attention_helpers import STEPS, both, make_spec, rope
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
+from triton.runtime.interpreter import InterpretedFunction
 
-triton = pytest.importorskip("triton")
-
-from tests.cpu.triton.triton_adapters_helpers import make_site  # noqa: E402
-from tests.cpu.triton.triton_attention_helpers import STEPS, both, make_spec, rope  # noqa: E402
-from triton.compiler.errors import CompilationError  # noqa: E402
-from triton.runtime.errors import OutOfResources, PTXASError  # noqa: E402
-from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
-
-from tokenmill.compute.adapters import Delta  # noqa: E402
-from tokenmill.compute.forward import NormSpec, RouteSpec, StoredMatrix  # noqa: E402
-from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.quant.grid import GridWeight  # noqa: E402
+from tokenmill.compute.adapters import Delta
+from tokenmill.compute.forward import NormSpec, RouteSpec, StoredMatrix
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.quant.grid import GridWeight
 
 REFERENCE = ReferenceKernels()
 

@@ -6,16 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.cpu.kernels.paged_batch import PagedBatch
+from tests.thinned import covering
 
-triton = pytest.importorskip("triton")
-
-from tests.cpu.kernels.paged_batch import PagedBatch  # noqa: E402
-from tests.thinned import covering  # noqa: E402
-
-from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, NormSpec, RopeSpec, Touches  # noqa: E402
-from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
-from tokenmill.kernels.triton.attention import unfolded  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, NormSpec, RopeSpec, Touches
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.attention import unfolded
+from tokenmill.kernels.triton.kernels import TritonKernels
 
 REFERENCE = ReferenceKernels()
 STEPS = [[("a", 37), ("b", 5)], [("a", 1), ("b", 40), ("c", 1)], [("c", 70)], [("a", 33), ("b", 18), ("c", 3)]]

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.cpu.triton.triton_narrow_helpers import REFERENCE, relative
 
-triton = pytest.importorskip("triton")
-
-from tests.cpu.triton.triton_narrow_helpers import REFERENCE, relative  # noqa: E402
-
-from tokenmill.compute.forward import NormSpec  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.kernels.triton.quantised import narrow, narrow_linear  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_round import as_float8  # noqa: E402
-from tokenmill.quant.compressed import rounds_inputs  # noqa: E402
-from tokenmill.quant.detect import from_dense  # noqa: E402
-from tokenmill.quant.grid import GridWeight  # noqa: E402
-from tokenmill.quant.schemes import head_scheme  # noqa: E402
+from tokenmill.compute.forward import NormSpec
+from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.kernels.triton.quantised import narrow, narrow_linear
+from tokenmill.kernels.triton.quantised.narrow_round import as_float8
+from tokenmill.quant.compressed import rounds_inputs
+from tokenmill.quant.detect import from_dense
+from tokenmill.quant.grid import GridWeight
+from tokenmill.quant.schemes import head_scheme
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("triton")
-
 from tokenmill.kernels.triton import kernels
 from tokenmill.kernels.triton.common import pow2
 from tokenmill.kernels.triton.products import chosen, ways_by_shape

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+import transformers as hf
 
-hf = pytest.importorskip("transformers")
 BASE = {
     "vocab_size": 40, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.3,
