@@ -5,7 +5,18 @@ namespace TM_NS {
 
 constexpr int64_t kLaneTile = 64;    // lanes of one task
 constexpr int kTogether = 2;         // tokens that share what is read, if they have one adapter
+#ifdef __AVX512F__                    // 32 registers of 16 numbers
+constexpr int kUpTogether = 4;       // the same on the way up
+#else
+constexpr int kUpTogether = 2;
+#endif
 constexpr int64_t kUpColumns = 1024;  // columns of one task
+
+TM_INLINE void splat_two(const float* x, F& first, F& second) { first = splat(x[0]), second = splat(x[1]); }
+TM_INLINE void splat_two(const bf16* x, F& first, F& second) {  // from memory: the way through a register is long
+  const Line pair = splat_pair(x);
+  first = even_half(pair), second = odd_half(pair);
+}
 
 // Lanes [lane, lane + 16 V) of N tokens that have one adapter: even and odd k in sums of their own.
 template <class T, class W, int V, int N>
@@ -16,10 +27,7 @@ TM_INLINE void shrink_tile(const T* x, int64_t x_stride, const W* down, int64_t 
   int64_t i = 0;
   for (; i + 1 < k; i += 2, down += 2 * stride) {
     F a[N], b[N];
-    for (int n = 0; n < N; ++n) {
-      a[n] = splat(to_float(x[n * x_stride + i]));
-      b[n] = splat(to_float(x[n * x_stride + i + 1]));
-    }
+    for (int n = 0; n < N; ++n) splat_two(x + n * x_stride + i, a[n], b[n]);
     for (int v = 0; v < V; ++v) {
       const F first = load(down + v * 16), second = load(down + stride + v * 16);
       for (int n = 0; n < N; ++n) {
@@ -71,8 +79,8 @@ void shrink_from(const ShrinkOp& op) {
 }
 void shrink(const ShrinkOp& op) { op.type == Type::f32 ? shrink_from<float>(op) : shrink_from<bf16>(op); }
 
-// Columns [i, i + 16 V) of one token, `count` of the last 16 of them.
-template <class W, int V>
+// Columns [i, i + 16 V) of N tokens of one adapter, `count` of the last 16 of them.
+template <class W, int V, int N>
 TM_INLINE void expand_tile(const ExpandOp& op, int64_t token, int64_t slot, const float* low, int64_t i, int64_t count) {
   const int64_t rank = slot ? op.ranks[slot] : 0;
   const auto* up = static_cast<const W*>(op.up) + slot * op.most_rank * op.n + i;
@@ -80,40 +88,62 @@ TM_INLINE void expand_tile(const ExpandOp& op, int64_t token, int64_t slot, cons
   const auto some = [&](const auto* from, int v) {
     return v + 1 < V || count == 16 ? load(from + v * 16) : load_part(from + v * 16, count);
   };
-  F y[V];
-  for (int v = 0; v < V; ++v) y[v] = shifts ? some(shifts, v) : splat(-0.0f);
-  for (int64_t j = 0; j < rank; ++j) {
-    const F factor = splat(low[j]);
-    for (int v = 0; v < V; ++v) y[v] = fma(factor, some(up + j * op.n, v), y[v]);
-  }
+  F y[N][V];
   for (int v = 0; v < V; ++v) {
-    const int64_t at = token * op.n + i + v * 16, own = v + 1 < V ? 16 : count;
-    store_part(op.add + at, y[v], own);
-    if (op.gain) store_part(op.gain + at, slot ? load_part(op.gains + slot * op.n + i + v * 16, own) : splat(1.0f), own);
+    const F shift = shifts ? some(shifts, v) : splat(-0.0f);
+    for (int n = 0; n < N; ++n) y[n][v] = shift;
   }
+  for (int64_t j = 0; j < rank; ++j) {
+    F factor[N];
+    for (int n = 0; n < N; ++n) factor[n] = splat(low[n * op.lanes + j]);
+    for (int v = 0; v < V; ++v) {
+      const F line = some(up + j * op.n, v);
+      for (int n = 0; n < N; ++n) y[n][v] = fma(factor[n], line, y[n][v]);
+    }
+  }
+  for (int n = 0; n < N; ++n)
+    for (int v = 0; v < V; ++v) {
+      const int64_t at = (token + n) * op.n + i + v * 16, own = v + 1 < V ? 16 : count;
+      store_part(op.add + at, y[n][v], own);
+      if (!op.gain) continue;
+      store_part(op.gain + at, slot ? load_part(op.gains + slot * op.n + i + v * 16, own) : splat(1.0f), own);
+    }
 }
 
-// Columns [begin, end) of one token, all of one part. Rows without an adapter get -0, which changes no number.
-template <class W>
+// Columns [begin, end) of N tokens of one adapter, all of one part. Rows without an adapter get -0, which changes no
+// number.
+template <class W, int N>
 TM_INLINE void expand_columns(const ExpandOp& op, int64_t token, int64_t slot, int64_t part, int64_t begin, int64_t end) {
   const float* low = op.low + token * op.lanes + part * (slot ? op.ranks[slot] : 0);
   int64_t i = begin;
-  for (; i + 64 <= end; i += 64) expand_tile<W, 4>(op, token, slot, low, i, 16);
-  for (; i < end; i += 16) expand_tile<W, 1>(op, token, slot, low, i, at_most(16, end - i));
+  for (; i + 64 <= end; i += 64) expand_tile<W, 4, N>(op, token, slot, low, i, 16);
+  for (; i < end; i += 16) expand_tile<W, 1, N>(op, token, slot, low, i, at_most(16, end - i));
+}
+
+template <class W, int N>
+void expand_tokens(const ExpandOp& op, int64_t token, int64_t begin, int64_t end) {
+  for (int64_t part = 0; part < op.parts; ++part) {
+    const int64_t from = at_least(begin, op.borders[part]), to = at_most(end, op.borders[part + 1]);
+    if (from < to) expand_columns<W, N>(op, token, op.of.slots[token], part, from, to);
+  }
 }
 
 template <class W>
 void expand_typed(const ExpandOp& op) {
-  const int64_t pieces = divide_up(op.n, kUpColumns);
+  const int64_t pieces = divide_up(op.n, kUpColumns), groups = divide_up(op.of.tokens, kUpTogether);
   auto task = [&](int64_t index) {
-    const int64_t token = index / pieces, begin = index % pieces * kUpColumns, end = at_most(op.n, begin + kUpColumns);
-    const int64_t slot = op.of.slots[token];
-    for (int64_t part = 0; part < op.parts; ++part) {
-      const int64_t from = at_least(begin, op.borders[part]), to = at_most(end, op.borders[part + 1]);
-      if (from < to) expand_columns<W>(op, token, slot, part, from, to);
+    const int64_t begin = index % pieces * kUpColumns, end = at_most(op.n, begin + kUpColumns);
+    const int64_t first = index / pieces * kUpTogether, last = at_most(op.of.tokens, first + kUpTogether);
+    const int32_t* slots = op.of.slots;
+    for (int64_t token = first; token < last;) {
+      int64_t alike = 1;
+      while (token + alike < last && slots[token + alike] == slots[token]) ++alike;
+      if (alike == 4) expand_tokens<W, 4>(op, token, begin, end), token += 4;
+      else if (alike >= 2) expand_tokens<W, 2>(op, token, begin, end), token += 2;
+      else expand_tokens<W, 1>(op, token, begin, end), token += 1;
     }
   };
-  parallel_for(op.of.tokens * pieces, task);
+  parallel_for(groups * pieces, task);
 }
 void expand(const ExpandOp& op) { op.weights == Type::f32 ? expand_typed<float>(op) : expand_typed<bf16>(op); }
 

@@ -185,6 +185,12 @@ TM_INLINE I dot4bit(I acc, Line w, Quad quad) {
   return {small_dot(acc.a, w.a, quad), small_dot(acc.b, w.b, quad)};
 }
 
+TM_INLINE Line splat_pair(const void* x) {
+  int32_t pair;
+  std::memcpy(&pair, x, 4);
+  const __m256i v = _mm256_set1_epi32(pair);
+  return {v, v};
+}
 TM_INLINE F even_half(Line x) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(x.a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(x.b, 16))};
 }

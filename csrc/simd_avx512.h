@@ -177,13 +177,13 @@ TM_INLINE void unmix(F low, F high, F* first, F* second) {
   *first = _mm512_permutex2var_ps(low, front, high);
   *second = _mm512_permutex2var_ps(low, back, high);
 }
+#endif
+
 TM_INLINE Line splat_pair(const void* x) {
   int32_t pair;
   std::memcpy(&pair, x, 4);
   return _mm512_set1_epi32(pair);
 }
-#endif
-
 TM_INLINE F even_half(Line x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
 TM_INLINE F odd_half(Line x) {
   return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000))));

@@ -221,14 +221,14 @@ TM_INLINE void unmix(F low, F high, F* first, F* second) {
   *first = {{low.v[0], high.v[0], low.v[1], high.v[1]}};
   *second = {{low.v[2], high.v[2], low.v[3], high.v[3]}};
 }
+#endif
+
 TM_INLINE Line splat_pair(const void* x) {
   int32_t pair;
   std::memcpy(&pair, x, 4);
   const uint8x16_t v = vreinterpretq_u8_s32(vdupq_n_s32(pair));
   return {{v, v, v, v}};
 }
-#endif
-
 TM_INLINE F even_half(Line x) {
   return each<F>([&](int i) { return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u8(x.v[i]), 16)); });
 }

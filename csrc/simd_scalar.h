@@ -149,6 +149,11 @@ TM_INLINE I dot4(I acc, Line w, Quad x) {
 TM_INLINE I dot8bit(I acc, Line w, Quad x) { return dot4(acc, w, x); }
 TM_INLINE I dot4bit(I acc, Line w, Quad x) { return dot4(acc, w, x); }
 
+TM_INLINE Line splat_pair(const void* x) {
+  uint32_t pair;
+  std::memcpy(&pair, x, 4);
+  return Line{} + pair;
+}
 TM_INLINE F even_half(Line a) { return bits<F>(a << 16); }  // the first bf16 of each pair
 TM_INLINE F odd_half(Line a) { return bits<F>(a & 0xffff0000u); }
 TM_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
