@@ -101,8 +101,10 @@ class OwnCaches(Halves):
 
     def _before(self, number: int, at: int, named: Counter[int]) -> Held:
         """What a sequence goes on from at this position, for it to change."""
-        if at == 0 or number == 0:  # a row without a number is one of a made-up step
+        if at == 0 or not self.caches:  # where nobody has a cache, a step is made up to be measured
             return Held(None, at)
+        if number not in self.caches:
+            raise RuntimeError(f"a row has no cache, and its next token has position {at}")
         held = self.caches[number]
         if held.length != at:
             raise RuntimeError(f"a row's cache has seen {held.length} tokens, and its next one has position {at}")
