@@ -149,7 +149,7 @@ def _build(config: dict[str, Any], b: Build) -> Foreign | OwnCaches:
     try:
         made = _paged(halves, hf_config, b, short, expected)
     except ModelError as paged:
-        if ahead or "looks ahead" in str(paged):
+        if ahead:
             raise ModelError("attention looks ahead") from paged.__cause__
         halves[0].set_attn_implementation("eager")
         made = OwnCaches(halves, b, vocab)
