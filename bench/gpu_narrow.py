@@ -21,7 +21,7 @@ import torch
 from geometries import Product, products
 from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.triton.kernels import TritonKernels
-from tokenmill.kernels.triton.products.ways_by_shape import Way
+from tokenmill.kernels.triton.products.ways_by_shape import Way, cut_of
 from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8
 from tokenmill.kernels.triton.quantised.narrow_linear import narrow_operation, rungs
 
@@ -80,10 +80,7 @@ def ways(kind: str, name: str, shape: Product, rows: int) -> Iterator[Way]:
         return
     if rows <= 64 and kind == "fp8":
         for height in (h for h in HEIGHTS if h <= 64 or not gated):
-            tall = max(64, 1 << (height * (1 + gated) - 1).bit_length())
-            under_way = -(-131072 // (128 * height * (1 + gated)))
-            room = (220_000 - 4 * tall * max(16, rows)) // (128 * (tall + max(16, rows)))
-            yield "stream", tall, height, 1, min(under_way, room, 12)
+            yield "stream", *cut_of(height, 1, max(16, rows), gated=gated)
     if rows <= 64:
         for cut in THIN:
             fits = chunks % (cut[2] * cut[1] // 128) == 0

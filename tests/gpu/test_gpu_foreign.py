@@ -5,26 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 hf = pytest.importorskip("transformers")
 from tests.cpu.models.foreign_configs import SMALL, tiny  # noqa: E402
-from tests.cpu.models.parity import make  # noqa: E402
+from tests.cpu.models.parity import chosen, make  # noqa: E402
 
 from tokenmill import LLM, SamplingParams  # noqa: E402
 
 PROMPTS = [[3 + (7 * i + k) % 60 for i in range(count)] for k, count in enumerate((40, 9, 61))]
 TOKENS = 12
 HOW = {"llama": "Transformers computes llama", "diffllama": "keeps its own cache", "openai-gpt": "computes every"}
-
-
-@torch.no_grad()
-def alone(folder: Any, asked: list[int]) -> list[int]:
-    model = hf.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
-    said = list(asked)
-    for _ in range(TOKENS):
-        said.append(int(model(torch.tensor([said]), use_cache=False).logits[0, -1].argmax()))
-    return said[len(asked) :]
 
 
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 16}], ids=["whole", "chunks"])
@@ -34,8 +24,8 @@ def test_says_what_transformers_says(kind: str, options: dict[str, Any], tmp_pat
         config = hf.LlamaConfig(**SMALL) if kind == "llama" else tiny(kind)
     except Exception as error:
         pytest.skip(f"this Transformers makes no {kind}: {error}")
-    make(config, tmp_path)
-    expected = [alone(tmp_path, asked) for asked in PROMPTS]
+    reference, _, _ = make(config, tmp_path)
+    expected = [chosen(reference, asked, TOKENS) for asked in PROMPTS]
     asked: list[Any] = [{"prompt_token_ids": ids} for ids in PROMPTS]
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
     with LLM(

@@ -19,6 +19,9 @@ from tokenmill.layers.block import Stream, normed, whole
 from tokenmill.layers.build import Build, bare
 from tokenmill.layers.embedding import Embedding, Head, splits
 
+STAND_IN = KVSpec("full", 1, 16, 16)
+"""Pages as small as can be, by which tokens are counted, and which nothing reads."""
+
 Layer = Callable[[Tensor, ForwardContext], Stream]
 """x [T, hidden], context -> [T, hidden]. A layer that returns a Sum accepts one, too (layers/block.py)."""
 Before = Callable[[Build], Callable[[Tensor, ForwardContext], Tensor]]
@@ -95,7 +98,7 @@ class Decoder:
             b.comes_next(self.head.weight)
         stand_in = not b.book.kv_specs
         if stand_in:  # layers with states only: positions are still counted, and prefixes found, by pages
-            b.add_kv(KVSpec("full", 1, 16, 16))  # as small as can be, and nothing reads them
+            b.add_kv(STAND_IN)
         self.softcap, self.logit_scale, self.unit = ends.softcap, ends.logit_scale, ends.unit
         self.bias: Tensor | None = None
         """The bias of a tied head, because the embedding's matrix has none."""

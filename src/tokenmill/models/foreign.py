@@ -27,13 +27,12 @@ from tokenmill.compute.forward import (
     GroupPlan,
     KVSpec,
     KVView,
-    ModelSpec,
     StepRows,
 )
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.build import Build
 from tokenmill.models.foreign_caches import OwnCaches, prove_own_caches
-from tokenmill.models.foreign_parts import Halves, Stub, check_equal, divide
+from tokenmill.models.foreign_parts import Halves, Stub, check_equal, divide, failing_as, whole
 
 NAME = "tokenmill"
 """The name of our attention in Transformers' interface."""
@@ -107,12 +106,8 @@ class Foreign(Halves):
     def __init__(self, halves: tuple[Any, Any, Stub], host: Host, b: Build, vocab: int) -> None:
         super().__init__(*halves)
         self.host = host
-        size = torch.empty((), dtype=b.dtype).element_size()
-        self.spec = ModelSpec(
-            vocab_size=vocab, max_positions=b.max_positions, kv_specs=tuple(host.kv),
-            hidden_size=int(self.body.config.get_text_config().hidden_size), flops_per_token=2.0 * self.numbers(),
-            extras={"weight_bytes": self.numbers() * size, "changed": [], "foreign": True},
-        )  # fmt: skip
+        hidden = int(self.body.config.get_text_config().hidden_size)
+        self.spec = self.describe(b, vocab, hidden, tuple(host.kv))
 
     def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T] -> hidden states [T, hidden]; several sequences lie one behind the other."""
@@ -127,7 +122,7 @@ def build_foreign(config: dict[str, Any], b: Build) -> Foreign | OwnCaches:
     keeps its caches."""
     kind = config.get("model_type")
     try:
-        with torch.no_grad(), _or("its layers cannot be called one piece after the other"):
+        with torch.no_grad(), failing_as("its layers cannot be called one piece after the other"):
             return _build(config, b)
     except ModelError as error:
         raise ModelError(f"Model type '{kind}' cannot be run through Transformers here: {error}.") from error.__cause__
@@ -137,24 +132,22 @@ def _build(config: dict[str, Any], b: Build) -> Foreign | OwnCaches:
     model, hf_config, headless = _load(config, b)
     vocab = int(hf_config.get_text_config().vocab_size)
     ids = _test_prompt(hf_config, b)
-    with _or("its rotation changes with the length of a run"):
+    with failing_as("its rotation changes with the length of a run"):
         _fix_rotation(model, b)
-    with _or("Transformers itself does not compute a plain prompt with it"):
-        short = ids[: sum(PIECES)]
-        expected = model(input_ids=short[None], use_cache=False).logits[0].float()
-        longer = model(input_ids=ids[None], use_cache=False).logits[0].float()
-        ahead = _looks_ahead(model, ids, longer, b)
+    expected = _say(model, ids[: sum(PIECES)])
     halves = divide(model)
     made: Foreign | OwnCaches
     try:
-        made = _paged(halves, hf_config, b, short, expected)
+        made = _paged(halves, hf_config, b, ids[: sum(PIECES)], expected)
     except ModelError as paged:
-        if ahead:
-            raise ModelError("attention looks ahead") from paged.__cause__
         halves[0].set_attn_implementation("eager")
-        made = OwnCaches(halves, b, vocab)
+        with whole(halves):
+            expected = _say(model, ids)
+            if _looks_ahead(model, ids, expected, b):
+                raise ModelError("attention looks ahead") from paged.__cause__
+        made = OwnCaches(halves)
         try:
-            prove_own_caches(made, ids, longer, MORE_PIECES)
+            prove_own_caches(made, b, vocab, ids, expected, MORE_PIECES)
         except ModelError as own:
             raise ModelError(f"{paged}, and {own}") from paged.__cause__
         made.spec.extras["not_paged"] = str(paged)
@@ -166,7 +159,7 @@ def _build(config: dict[str, Any], b: Build) -> Foreign | OwnCaches:
 def _test_prompt(hf_config: Any, b: Build) -> Tensor:
     """Random tokens, and each special one: some models count positions by these."""
     said = hf_config.get_text_config()
-    vocab, count = int(said.vocab_size), min(sum(MORE_PIECES), b.max_positions)
+    vocab, count = int(said.vocab_size), max(sum(PIECES), min(sum(MORE_PIECES), b.max_positions))
     ids = torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(0))
     special = [getattr(said, f"{name}_token_id", None) for name in ("pad", "bos", "eos")]
     for at, number in enumerate(special):
@@ -175,12 +168,19 @@ def _test_prompt(hf_config: Any, b: Build) -> Tensor:
     return ids.to(b.device)
 
 
+def _say(model: Any, ids: Tensor) -> Tensor:
+    """What Transformers alone says to a prompt: its logits."""
+    with failing_as("Transformers itself does not compute a plain prompt with it"):
+        logits: Tensor = model(input_ids=ids[None], use_cache=False).logits[0].float()
+    return logits
+
+
 def _looks_ahead(model: Any, ids: Tensor, said: Tensor, b: Build) -> bool:
     """Do answers change with what comes later, however little? (In 16 bits experts with other company round otherwise.)
     No cache can serve such a model."""
     half = len(ids) // 2
     other = torch.cat((ids[:half], ids[half:].flip(0)))
-    away = (model(input_ids=other[None], use_cache=False).logits[0, :half].float() - said[:half]).norm()
+    away = (_say(model, other)[:half] - said[:half]).norm()
     return not float(away / said[:half].norm()) <= (1e-3 if b.dtype == torch.float32 else 5e-3)
 
 
@@ -195,13 +195,13 @@ def _load(config: dict[str, Any], b: Build) -> tuple[Any, Any, bool]:
         raise ModelError("adapters are not built for it")
     disable_progress_bar()
     values = {name: value for name, value in config.items() if name not in ("model_type", "dtype", "torch_dtype")}
-    with _or("Transformers does not take its config.json"):
+    with failing_as("Transformers does not take its config.json"):
         hf_config = AutoConfig.for_model(config["model_type"], **_numbers(values))
     if type(hf_config) not in AutoModelForCausalLM._model_mapping:
         raise ModelError("Transformers has no causal model of this type by itself")
     hf_config.use_cache = False
     tensors = {name: b.checkpoint.tensor(name, None, None) for name in b.checkpoint.names()}
-    with torch.random.fork_rng(devices=[]), _silent(), _or("Transformers cannot load it"):
+    with torch.random.fork_rng(devices=[]), _silent(), failing_as("Transformers cannot load it"):
         kind: Any = AutoModelForCausalLM._model_mapping[type(hf_config)]
         model, report = kind.from_pretrained(
             None, config=hf_config, state_dict=tensors, dtype=b.dtype, attn_implementation="eager",
@@ -232,7 +232,7 @@ def _paged(halves: tuple[Any, Any, Stub], hf_config: Any, b: Build, ids: Tensor,
     host.looking = True
     said = hf_config.get_text_config()
     indexed = getattr(said, "index_topk", None)
-    with _or(
+    with failing_as(
         "its attention chooses keys by an index of its own" if indexed else "it works on masks by itself", not indexed
     ):
         at = torch.arange(len(ids), device=b.device)
@@ -264,18 +264,6 @@ def _fix_rotation(model: Any, b: Build) -> None:
             alone, beside = (module(x, at, **layer) for at in (one, torch.cat((one, longest), dim=1)))
             if not all(torch.equal(own, both[:, :1]) for own, both in zip(alone, beside, strict=True)):
                 raise ModelError("its rotation changes with the length of a run")
-
-
-@contextlib.contextmanager
-def _or(what: str, whole: bool = True) -> Iterator[None]:
-    """Raise any error within this context as `what`. whole: append Transformers' own message."""
-    try:
-        yield
-    except ModelError:
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:160].rstrip(".: ")
-        raise ModelError(f"{what} ({reason})" if whole else what) from error
 
 
 def _is_body(config: dict[str, Any]) -> bool:

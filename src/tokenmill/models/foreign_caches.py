@@ -19,21 +19,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tokenmill.compute.forward import ForwardContext, KVSpec, ModelSpec, StateSpec
+from tokenmill.compute.forward import ForwardContext, ModelSpec, StateSpec
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.build import Build
-from tokenmill.models.foreign_parts import Halves, Stub, check_equal
+from tokenmill.models.decoder import STAND_IN
+from tokenmill.models.foreign_parts import Halves, Stub, check_equal, failing_as
 
-STAND_IN = KVSpec("full", 1, 16, 16)
-"""Pages by which tokens are counted, and nothing is read from."""
 STATE = StateSpec((("float32", (4,)),))
 """The number of a cache, and what fills up sixteen bytes."""
 _NUMBERS = 1 << 24
 """Whole numbers that a float32 holds."""
-_TAKEN = ("cache", "past_key_values", "cache_params", "state")
-"""What models call the cache that they take."""
-_GIVEN = ("cache", "past_key_values", "cache_params", "state")
-"""What they call the one that they give back."""
+_NAMES = ("cache", "past_key_values", "cache_params", "state")
+"""What models call the cache that they take and give back."""
 
 
 class How(NamedTuple):
@@ -60,7 +57,7 @@ class Held:
 class OwnCaches(Halves):
     """A causal language model of Transformers whose sequences keep its own caches."""
 
-    def __init__(self, halves: tuple[Any, Any, Stub], b: Build, vocab: int) -> None:
+    def __init__(self, halves: tuple[Any, Any, Stub]) -> None:
         super().__init__(*halves)
         self.how = WAYS[0]
         self.caches: dict[int, Held] = {}
@@ -69,8 +66,7 @@ class OwnCaches(Halves):
         if "input_ids" not in taken:  # a shell that hands all on
             taken = inspect.signature(self.body.decoder.forward).parameters
         self.takes_positions = "position_ids" in taken
-        self.name = next((name for name in _TAKEN if name in taken), "")
-        self.b, self.vocab = b, vocab
+        self.name = next((name for name in _NAMES if name in taken), "")
         self.spec: ModelSpec  # once the model is proven
 
     def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
@@ -131,7 +127,7 @@ class OwnCaches(Halves):
             if self.takes_positions and self.how.placed:
                 given["position_ids"] = torch.arange(held.length, held.length + len(part), device=part.device)[None]
             made = self.body(**given)
-            cache = next((one for name in _GIVEN if (one := getattr(made, name, None)) is not None), None)
+            cache = next((one for name in _NAMES if (one := getattr(made, name, None)) is not None), None)
             if cache is None:
                 raise ModelError("it gives no cache back")
             held = Held(cache, held.length + len(part))
@@ -139,25 +135,27 @@ class OwnCaches(Halves):
         return torch.cat(found), held
 
 
-def prove_own_caches(made: OwnCaches, ids: Tensor, expected: Tensor, pieces: tuple[int, ...]) -> None:
+def prove_own_caches(
+    made: OwnCaches, b: Build, vocab: int, ids: Tensor, expected: Tensor, pieces: tuple[int, ...]
+) -> None:
     """Find how the model goes on from its caches: a prompt in pieces, beside another one that has gone as far, gives
     Transformers' own result."""
     why = ModelError("")
     for made.how in WAYS:
         try:
-            found, held = [], Held(None, 0)
-            for part in _cut(ids, pieces):
-                made.run(ids[: held.length + 1].flip(0), Held(None, 0))  # nothing may be left of other sequences
-                hidden, held = made.run(part, copy.deepcopy(held))
-                found.append(made.logits(hidden, None).float())  # type: ignore[arg-type]
-            check_equal(f"a prompt of {len(pieces)} pieces", torch.cat(found), expected, made.b)
+            with failing_as("it does not go on from its tokens"):
+                found, held = [], Held(None, 0)
+                for part in _cut(ids, pieces):
+                    made.run(ids[: held.length + 1].flip(0), Held(None, 0))  # nothing may be left of other sequences
+                    hidden, held = made.run(part, copy.deepcopy(held))
+                    found.append(made.logits(hidden, None).float())  # type: ignore[arg-type]
+                check_equal(f"a prompt of {len(pieces)} pieces", torch.cat(found), expected, b)
         except ModelError as error:
             why = error
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0][:160].rstrip(".: ")
-            why = ModelError(f"it does not go on from its tokens ({reason})")
         else:
-            made.spec = _describe(made, hidden.shape[1], _bytes(held.cache) / held.length)
+            each = _bytes(held.cache) / held.length
+            made.spec = made.describe(b, vocab, hidden.shape[1], (STAND_IN,), (STATE,), stand_in=True,
+                                      own_caches=each, anew=not made.how.cached)  # fmt: skip
             return
     raise why
 
@@ -166,16 +164,6 @@ def _cut(ids: Tensor, pieces: tuple[int, ...]) -> list[Tensor]:
     """The prompt in pieces; shorter than these if the model's context is."""
     borders = [0, *accumulate(pieces)]
     return [ids[a:b] for a, b in pairwise(borders) if a < len(ids)]
-
-
-def _describe(made: OwnCaches, width: int, each: float) -> ModelSpec:
-    """each: bytes of cache for a token."""
-    numbers, size = made.numbers(), torch.empty((), dtype=made.b.dtype).element_size()
-    extras = {"weight_bytes": numbers * size, "changed": [], "foreign": True, "own_caches": each, "stand_in": True}
-    return ModelSpec(
-        vocab_size=made.vocab, max_positions=made.b.max_positions, kv_specs=(STAND_IN,), states=(STATE,),
-        hidden_size=width, flops_per_token=2.0 * numbers, extras=extras | {"anew": not made.how.cached},
-    )  # fmt: skip
 
 
 def _bytes(cache: Any) -> int:

@@ -13,7 +13,7 @@ from tokenmill.core.errors import UndividedError
 from tokenmill.layers.attention import local_heads
 from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
-from tokenmill.layers.hyper_connections import HyperConnection, HyperHead, HyperShape, hyper_shape
+from tokenmill.layers.hyper_connections import NAMES, HyperConnection, HyperHead, HyperShape, hyper_shape
 from tokenmill.layers.linear import ColumnLinear, Rows
 from tokenmill.models.common import read_sizes, rms
 from tokenmill.models.config import ModelConfig
@@ -27,7 +27,6 @@ from tokenmill.models.table_mixtures import DEEPSEEK_MIX
 from tokenmill.models.text_part import TEXT_OF
 
 _SHARED = "shared_experts"
-_PARTS = ("fn", "base", "scale")
 
 
 class Layer:
@@ -130,6 +129,6 @@ def _hyper_names(b: Build, ours: str, theirs: str, more: str = "") -> tuple[str,
     fn, base, scale = (
         _first(b, f"{theirs}.hc_pre.hc_{more}{part}", f"{theirs}.hc_{more}{part}",
                f"hc_pre.{theirs}.hc_{more}{part}", f"{ours}.{own}{part}")
-        for part in _PARTS
+        for part in NAMES
     )  # fmt: skip
     return fn, base, scale

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.cpu.engine.engines import exact, follow, greedy, ids, open_llm, run
 from tests.cpu.models.families_helpers import CASES, prompt
-from tests.cpu.models.parity import make
+from tests.cpu.models.parity import chosen, make
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.compute.descriptors import StateSpec
@@ -37,11 +37,7 @@ def test_says_what_transformers_says(hybrid: tuple[Path, Any]) -> None:
     tokens = prompt(30)
     with open_hybrid(folder) as llm:
         found = run(llm, [tokens], greedy(48))[0].outputs[0].token_ids
-    said = list(tokens)
-    with torch.no_grad():
-        for _ in range(48):
-            said.append(int(reference(torch.tensor([said]), use_cache=False).logits[0, -1].argmax()))
-    assert found == said[len(tokens) :]
+    assert found == chosen(reference, tokens, 48)
 
 
 def test_states_may_be_kept_in_16_bits(hybrid: tuple[Path, Any]) -> None:

@@ -77,6 +77,14 @@ def theirs(model: Any, tokens: list[int]) -> Tensor:
         return model(torch.tensor([tokens]), use_cache=False).logits[0].float()
 
 
+def chosen(model: Any, asked: list[int], count: int) -> list[int]:
+    """The tokens that Transformers chooses next, each time from all tokens before."""
+    said = list(asked)
+    for _ in range(count):
+        said.append(int(theirs(model, said)[-1].argmax()))
+    return said[len(asked) :]
+
+
 def load(config: dict, tensors: dict[str, Tensor], **options: Any) -> CausalLM:
     """Ours from the same files."""
     options = {"dtype": torch.float32, "kernels": ReferenceKernels(), **options}

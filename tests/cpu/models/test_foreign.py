@@ -15,7 +15,7 @@ import torch
 import transformers as hf
 from tests.cpu.models.families_helpers import prompt
 from tests.cpu.models.foreign_configs import SMALL, tiny
-from tests.cpu.models.parity import DictCheckpoint, make, ours, theirs
+from tests.cpu.models.parity import DictCheckpoint, chosen, make, ours, theirs
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import ModelError, UserError
@@ -86,6 +86,14 @@ def test_a_row_does_not_rotate_as_its_company_or_its_length_say(rope, tmp_path):
     assert (found["b"] - ours(model, {"b": prompts["b"]}, [[("b", 9)]])["b"]).abs().max() <= 1e-4
 
 
+@pytest.mark.parametrize("kind", ["llama", "diffllama"])
+def test_a_context_shorter_than_the_test_prompt_is_proven_too(kind, tmp_path):
+    config = CASES["llama"] if kind == "llama" else tiny(kind)
+    _, said, tensors = make(config, tmp_path)
+    options = {"dtype": torch.float32, "device": "cpu", "kernels": ReferenceKernels()}
+    assert build_elsewhere(said, DictCheckpoint(tensors), max_positions=16, **options).spec.max_positions == 16
+
+
 PHIMOE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "short_mscale": 1.2,
           "long_mscale": 1.3, "original_max_position_embeddings": 40, "rope_theta": 1e4}  # fmt: skip
 
@@ -120,11 +128,7 @@ def test_through_the_engine(tmp_path):
         for more in (prompt(3, 5), prompt(6, 6)):
             asked = stem + more
             found = llm.generate([{"prompt_token_ids": asked}], params, use_tqdm=False)[0].outputs[0].token_ids
-            said = list(asked)
-            with torch.no_grad():
-                for _ in range(12):
-                    said.append(int(model(torch.tensor([said]), use_cache=False).logits[0, -1].argmax()))
-            assert list(found) == said[len(asked) :]
+            assert list(found) == chosen(model, asked, 12)
 
 
 def test_who_computes():

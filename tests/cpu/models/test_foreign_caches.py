@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from tests.cpu.models.families_helpers import prompt
 from tests.cpu.models.foreign_configs import tiny
-from tests.cpu.models.parity import DictCheckpoint, make
+from tests.cpu.models.parity import DictCheckpoint, chosen, make
 
 from tokenmill import LLM, BeamSearchParams, SamplingParams
 from tokenmill.compute.forward import ForwardContext, StepRows
@@ -39,20 +38,10 @@ def served(folder: Path, **options: Any) -> LLM:
     )  # fmt: skip
 
 
-@torch.no_grad()
-def alone(folder: Path, asked: list[int]) -> list[int]:
-    """What Transformers chooses, each time from all tokens."""
-    model = hf.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
-    said = list(asked)
-    for _ in range(TOKENS):
-        said.append(int(model(torch.tensor([said]), use_cache=False).logits[0, -1].argmax()))
-    return said[len(asked) :]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_way_of_serving_gives_the_same(kind: str, tmp_path: Path) -> None:
-    make(tiny(kind), tmp_path)
-    expected = [alone(tmp_path, asked) for asked in PROMPTS]
+    reference, _, _ = make(tiny(kind), tmp_path)
+    expected = [chosen(reference, asked, TOKENS) for asked in PROMPTS]
     asked: list[Any] = [{"prompt_token_ids": ids} for ids in PROMPTS]
     greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
     drawn = SamplingParams(temperature=1.0, seed=5, n=3, max_tokens=TOKENS, ignore_eos=True)
@@ -71,14 +60,14 @@ def test_every_way_of_serving_gives_the_same(kind: str, tmp_path: Path) -> None:
 
 def test_beams_go_on_from_copies(tmp_path: Path) -> None:
     """The best of one beam is the greedy answer, and beams do not write into one another's caches."""
-    make(tiny("diffllama"), tmp_path)
+    reference, _, _ = make(tiny("diffllama"), tmp_path)
     asked: list[Any] = [{"prompt_token_ids": PROMPTS[2]}]
     with served(tmp_path) as llm:
         one, three = (
             llm.beam_search(asked, BeamSearchParams(beam_width=width, max_tokens=TOKENS, ignore_eos=True))[0].sequences
             for width in (1, 3)
         )
-        assert list(one[0].tokens)[-TOKENS:] == alone(tmp_path, PROMPTS[2])
+        assert list(one[0].tokens)[-TOKENS:] == chosen(reference, PROMPTS[2], TOKENS)
         for beam in three:
             ids = list(beam.tokens)
             params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)

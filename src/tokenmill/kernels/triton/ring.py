@@ -1,5 +1,5 @@
 """What kernels share in which one warp copies tiles into a ring and others multiply them. Owns: the signs that a tile
-is full or free, how sums and results lie, and biases. Not for the interpreter.
+is full or free, how sums and results lie, and what belongs to rows of the weight. Not for the interpreter.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def results_layout(warps):
 
 
 @gluon.jit
-def bias_of(
-    bias_ptr, n, N, BN: gl.constexpr, BM: gl.constexpr, GATED: gl.constexpr, WARPS: gl.constexpr,
+def for_rows(
+    ptr, n, N, BN: gl.constexpr, BM: gl.constexpr, GATED: gl.constexpr, WARPS: gl.constexpr,
     BITS: gl.constexpr = 16,
 ):  # fmt: skip
-    """What the rows of a tile from n on add, [BN, 1]; n of each half of a gated weight."""
+    """What each row of a tile from n on has (its bias, its scale), [BN, 1]; n of each half of a gated weight."""
     WIDTH: gl.constexpr = BN // 2 if GATED else BN
     own = gl.arange(0, BN, layout=gl.SliceLayout(1, sums_layout(BM, WARPS, BITS)))
     own = gl.minimum(n + own % WIDTH, N - 1) + own // WIDTH * N
-    return gl.load(bias_ptr + own).to(gl.float32)[:, None]
+    return gl.load(ptr + own).to(gl.float32)[:, None]

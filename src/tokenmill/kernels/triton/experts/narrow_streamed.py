@@ -30,7 +30,7 @@ from tokenmill.kernels.triton.quantised.narrow_stream import (
     results_of,
     step_bytes,
 )
-from tokenmill.kernels.triton.ring import bias_of, results_layout
+from tokenmill.kernels.triton.ring import for_rows, results_layout
 
 Cut = tuple[int, int, int, int, int, int]
 """BN (both halves of a gated weight), rows of a tile, stages, warps, registers of a thread at the start, and programs
@@ -91,7 +91,7 @@ def _multiply_tiles(
             )  # fmt: skip
             done += STEPS
             if BIAS:
-                acc += bias_of(bias_ptr + expert * ROWS, n, N, BN, BM, GATED, WARPS)
+                acc += for_rows(bias_ptr + expert * ROWS, n, N, BN, BM, GATED, WARPS)
             y = results_of(acc, ACT, GATED, WARPS)
             column = n + gl.arange(0, WIDTH, layout=gl.SliceLayout(1, MADE))
             slot = first + gl.arange(0, BM, layout=gl.SliceLayout(0, MADE))

@@ -25,7 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tokenmill.kernels.triton.common import act_parts, begin, gated_act, multiprocessors, plain_act, pow2, wait
 from tokenmill.kernels.triton.products.ways_by_shape import LINE, Cut
-from tokenmill.kernels.triton.ring import bias_of, make_signs, results_layout, sums_layout
+from tokenmill.kernels.triton.ring import for_rows, make_signs, results_layout, sums_layout
 
 Scales = tuple[Tensor, Tensor]
 """What the rows of x and those of the weight are multiplied by, [M] and [N] float32."""
@@ -116,10 +116,10 @@ def _write(
     MADE: gl.constexpr = results_layout(gl.num_warps())
     if BITS == 8:
         row = gl.arange(0, BM, layout=gl.SliceLayout(0, sums_layout(BM, gl.num_warps(), BITS)))
-        acc *= bias_of(scale_ptr, n, N, BN, BM, GATED, gl.num_warps(), BITS)
+        acc *= for_rows(scale_ptr, n, N, BN, BM, GATED, gl.num_warps(), BITS)
         acc *= gl.load(step_ptr + row, mask=row < M, other=0.0)[None, :]
     if BIAS:
-        acc += gl.where(part == 0, bias_of(bias_ptr, n, N, BN, BM, GATED, gl.num_warps(), BITS), 0.0)
+        acc += gl.where(part == 0, for_rows(bias_ptr, n, N, BN, BM, GATED, gl.num_warps(), BITS), 0.0)
     if GATED:
         both = acc.reshape([2, WIDTH, BM])
         if BN < 128:  # else a thread has both numbers

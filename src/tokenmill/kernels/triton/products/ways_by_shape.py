@@ -166,7 +166,14 @@ def stream_cut(
     lines, less, _, split = min(found, default=(0, 0, 0, 0))
     if not found or (size == 2 and lines * _A_LINE > halves * width * inner * size / _MEMORY + _MEETING):
         return None
-    height, block_n = -less, max(64, pow2(-less * halves))
+    return cut_of(-less, split, block_m, gated=gated, beside=beside)
+
+
+def cut_of(height: int, split: int, block_m: int, *, gated: bool, beside: int = 0) -> Cut:
+    """Pieces of so many columns of output, with as many stages as there is room for and are of use. block_m: rows of
+    x."""
+    halves = 1 + gated
+    block_n = max(64, pow2(height * halves))
     apart = gated and block_n < 128  # gates and their partners are in different threads
     passing = (block_n if gated and not apart else 4 * block_n) * block_m + 1024  # through shared memory, to be written
     if beside:

@@ -25,7 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from tokenmill.kernels.triton.common import Scratch, act_parts, begin, gated_act, plain_act, pow2, wait
 from tokenmill.kernels.triton.quantised.codes import float_asm, half_of, integer_asm, looks_up, more_than_code, planes
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
-from tokenmill.kernels.triton.ring import bias_of, make_signs, results_layout, sums_layout
+from tokenmill.kernels.triton.ring import for_rows, make_signs, results_layout, sums_layout
 
 Config = tuple[int, int, int, int, int, int]
 """BN (both halves of a gated weight), the most rows of a tile, split, stages (blocks of 128 columns under way), warps,
@@ -336,7 +336,7 @@ def _stream_kernel(
                 acc += gl.load(theirs + at, cache_modifier=".cg")
     if last:
         if BIAS:
-            acc += bias_of(bias_ptr, n, N, BN, BM, GATED, WARPS)
+            acc += for_rows(bias_ptr, n, N, BN, BM, GATED, WARPS)
         y = results_of(acc, ACT, GATED, WARPS)
         MADE: gl.constexpr = results_layout(WARPS)
         column = n + gl.arange(0, WIDTH, layout=gl.SliceLayout(1, MADE))
