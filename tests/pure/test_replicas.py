@@ -112,7 +112,7 @@ def answers(engine: Replicas, asked: list[Request], deaths: dict[int, int]) -> d
                 assert place not in ends, "it ends once"
                 ends[place] = delta.finish
         step += 1
-    assert ends.keys() == found.keys() and not engine.open and not engine.held
+    assert ends.keys() == found.keys() and not engine.open and not engine.waiting
     return {place: (found[place], ends[place]) for place in found}
 
 
@@ -154,7 +154,7 @@ def test_engines_come_in_the_place_of_dead_ones(readable: int, seed: int) -> Non
 
     successors = Successors(make)
     engine = replicas(2, readable, successors)
-    deaths = dict(zip(sorted(dice.sample(range(12), 3)), dice.choices(range(2), k=3), strict=True))
+    deaths = dict(zip(sorted(dice.sample(range(12), 2)), dice.choices(range(2), k=2), strict=True))
     assert answers(engine, requests(), deaths) == calm
     for part in list(engine.alive.values()):
         part.executor.dying = True  # type: ignore[attr-defined]
@@ -257,7 +257,7 @@ def test_what_waits_to_go_on_alone_can_be_aborted(readable: int) -> None:
         engine.parts[number].executor.dying = True  # type: ignore[attr-defined]
     while len(engine.alive) > 1:
         engine.step()
-    entry = engine.held[-1]
+    entry = engine.waiting[-1]
     assert [(d.index, d.finish) for d in engine.abort(entry.request.id, 1, "stop")] == [(1, "stop")]
     assert [(d.index, d.finish) for d in engine.abort(entry.request.id)] == [(0, "abort")]
-    assert entry not in engine.held and entry.request.id not in engine.open
+    assert entry not in engine.waiting and entry.request.id not in engine.open

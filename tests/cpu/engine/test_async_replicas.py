@@ -247,7 +247,7 @@ async def _all_die_at_once(tiny: Path) -> None:
             assert last.finish_reason == "error" and "died repeatedly" in str(last.stop_reason)
             killing.cancel()
             assert not llm.crew.successors.deaths.times
-        assert not llm.owners and not llm.waiting and not llm.turns.waiting and llm.turns.engine < 0
+        assert not llm.owners and not llm.waiting and not llm.trials.suspects and llm.trials.engine < 0
         await _one_dies_while_all_are_told(llm)
 
 

@@ -207,7 +207,7 @@ class Story:
         assert all(engine.ready for engine in fleet.engines), "an engine is not there any more"
         assert not fleet.open_requests and not fleet.parked and not any(each.requests for each in fleet.engines)
         assert not fleet.queue.sent and not fleet.queue.num_waiting and not fleet.queue.by_owner
-        assert fleet.trials.engine == -1 and fleet.trials.current is None and not fleet.trials.waiting
+        assert fleet.trials.engine == -1 and fleet.trials.current is None and not fleet.trials.suspects
         assert not any(load.open or load.pending or load.blocks for load in fleet.picker.loads.values())
         assert not any(link.works for link in self.links), "an engine works for nobody"
         assert not fleet.deliveries.asked and not fleet.adapters.waiting and not fleet.adapters.book.coming

@@ -144,7 +144,7 @@ async def test_one_that_kills_engines_takes_nobody_with_it(start: Starter, engin
     for task, wanted in zip(tasks, calm, strict=True):
         assert (await task).json()["choices"] == wanted["choices"]
     trials = served.fake.fleet.trials
-    assert not served.fake.fleet.broken and trials.engine == -1 and trials.current is None and not trials.waiting
+    assert not served.fake.fleet.broken and trials.engine == -1 and trials.current is None and not trials.suspects
     assert (await served.post(PATH, short)).status_code == 200 and not served.fake.fleet.parked
     deadly.task.cancel()
 
@@ -160,7 +160,7 @@ async def test_deaths_that_nobody_is_to_blame_for_cost_nobody_a_request(start: S
     for number in range(5):
         await until(lambda: fleet.trials.engine == -1 and len(served.fake.link().works) == len(bodies))
         await kill(served, 12)
-        assert bool(fleet.trials.waiting) == (number > 0)
+        assert bool(fleet.trials.suspects) == (number > 0)
     for task, wanted in zip(tasks, calm, strict=True):
         assert (await task).json()["choices"] == wanted["choices"]
 
@@ -178,7 +178,7 @@ async def test_suspects_may_leave_while_they_wait(start: Starter) -> None:
         task.cancel()
     assert (await fresh).status_code == 200  # it waited for the trials alone
     await until(lambda: not fleet.open_requests)
-    assert fleet.trials.engine == -1 and not fleet.trials.waiting
+    assert fleet.trials.engine == -1 and not fleet.trials.suspects
 
 
 async def test_who_is_tried_next_is_not_given_up_for_one_that_left(start: Starter) -> None:

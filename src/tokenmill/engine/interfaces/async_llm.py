@@ -35,9 +35,9 @@ from tokenmill.engine.options.engine_args import EngineArgs
 from tokenmill.engine.options.generation import default_params
 from tokenmill.engine.running.crew import Crew
 from tokenmill.engine.running.picking import EnginePicker, asked_of
-from tokenmill.engine.running.said import MOST_DEATHS, REPEATEDLY
+from tokenmill.engine.running.said import REPEATEDLY
 from tokenmill.engine.running.service import Caller, OrphanedError, Service, ends_of
-from tokenmill.engine.running.turns import Turns
+from tokenmill.engine.running.trials import Trials
 from tokenmill.engine.running.weights import Weights, WeightUpdates
 from tokenmill.engine.running.wire import Add
 
@@ -68,7 +68,7 @@ class AsyncLLM:
         self.routed = list(self.services)
         """The services that the picker knows of."""
         self.owners: dict[str, int] = {}
-        self.turns = Turns(self.owners)
+        self.trials = Trials(lambda: self.owners)
         self.ended_well = 0
         """Requests since one of them was found to be what engines died of."""
         self.waiting: list[str] = []
@@ -375,8 +375,7 @@ class AsyncLLM:
                     return
                 except OrphanedError as orphaned:
                     lost = orphaned.caller
-                    self.turns.leave(request.id)
-                    guilty = orphaned.alone and lost.said.deaths > MOST_DEATHS
+                    guilty = self.trials.died(lost.said, alone=orphaned.alone)
                     if guilty and self.ended_well:  # it explains its deaths
                         self.crew.successors.deaths.pardon(lost.said.deaths)
                         self.ended_well = 0
@@ -389,7 +388,7 @@ class AsyncLLM:
                     if not self._may_go_on:
                         raise self.dead_error from None
         finally:
-            self.turns.leave(request.id)
+            self.trials.leave(request.id)
 
     async def _said(self, request: Request, pooling: str | None, lost: Caller | None) -> AsyncGenerator[TextDelta]:
         """The same from one engine."""
@@ -398,7 +397,7 @@ class AsyncLLM:
                 async for delta in deltas:
                     if self.picker is not None:
                         self.picker.answered(self.owners[request.id], request.id, len(delta.token_ids))
-                        self.turns.answered(request.id)
+                        self.trials.answered(request.id)
                     yield delta
 
     @property
@@ -420,7 +419,7 @@ class AsyncLLM:
     def _able(self, lost: Caller | None) -> Sequence[int]:
         """The numbers of the engines that may have a request now."""
         living = [number for number, service in enumerate(self.services) if service.dead is None] or [0]
-        found = self.turns.engines(living, None if lost is None else lost.said)
+        found = self.trials.engines(living, None if lost is None else lost.said)
         return found or ([] if len(living) > 1 or self.crew.successors.expected else living)
 
     @contextlib.contextmanager

@@ -19,8 +19,9 @@ from typing import Any
 from tokenmill.core.errors import EngineDeadError, IdInUseError, UserError
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.engine.running.picking import EnginePicker, asked_of
-from tokenmill.engine.running.said import MOST_DEATHS, REPEATEDLY, Said
+from tokenmill.engine.running.said import REPEATEDLY, Said
 from tokenmill.engine.running.successors import Successors
+from tokenmill.engine.running.trials import Trials
 from tokenmill.engine.steps.engine import Engine
 from tokenmill.process.pipe import LOOK_S
 
@@ -39,10 +40,9 @@ class Replicas:
         self.admission, self.executor, self.scheduler = parts[0].admission, parts[0].executor, parts[0].scheduler
         self.picker = EnginePicker(prefix_block)
         self.open: dict[str, Said] = {}
-        self.held: list[Said] = []
-        """Requests that may be to blame for deaths: they wait until they can go on alone."""
+        self.trials = Trials(lambda: {name: entry.engine for name, entry in self.open.items() if entry.engine >= 0})
         self.waiting: list[Said] = []
-        """Requests that wait until any engine has loaded again."""
+        """Requests that wait for an engine that may have them."""
         self.given_up: list[TokenDelta] = []
         self.replaced: Callable[[int, Engine], None] = lambda number, lost: None
         """Told of a lost engine in whose place another one comes."""
@@ -60,7 +60,7 @@ class Replicas:
     @property
     def has_work(self) -> bool:
         """Has any engine work, or does any request wait for one?"""
-        return bool(self.held or self.waiting or self.given_up) or any(part.has_work for part in self.alive.values())
+        return bool(self.waiting or self.given_up) or any(part.has_work for part in self.alive.values())
 
     def add(self, request: Request, pooling: str | None = None) -> None:
         """Accept a request, or raise a UserError that says why not."""
@@ -68,14 +68,15 @@ class Replicas:
         self._check_alive()
         if request.id in self.open:
             raise IdInUseError(request.id)
-        if not self.alive:
+        able = self.trials.engines(list(self.alive), None)
+        if not able:
             outputs = self.admission.check(request, 0, pooling).num_outputs
             request.again = True  # it is accepted
             self.open[request.id] = entry = Said(request, pooling, emitted=[[] for _ in range(outputs)])
             return self.waiting.append(entry)
         for number, part in self.alive.items():
             self.picker.cached(number, *part.scheduler.tables.cache.listener.take())
-        number = self.picker.pick_engine(self.alive, asked_of(request))
+        number = self.picker.pick_engine(able, asked_of(request))
         try:
             self.parts[number].add(request, pooling)
         except BaseException:
@@ -109,7 +110,7 @@ class Replicas:
         a moment if no engine is there."""
         self._take_in()
         self._check_alive()
-        self._release()
+        self._go_on()
         for number, part in list(self.alive.items()):
             with self._survived(number):
                 while part.has_work and len(part.flying) < part.executor.depth and part.submit():
@@ -175,9 +176,7 @@ class Replicas:
             self.files[number] = list(_processes(part).files)
             for file in self.files[number]:
                 self.news.register(file, select.POLLIN)
-        waiting, self.waiting = (self.waiting, []) if self.alive else ([], self.waiting)
-        for entry in waiting:
-            self._continue(entry)
+        self._go_on()
 
     @contextlib.contextmanager
     def _survived(self, number: int) -> Iterator[None]:
@@ -203,31 +202,25 @@ class Replicas:
         part.executor.close()
         if self.successors is not None:
             self.successors.lost(number)
-        alone = len(orphans) == 1 and orphans[0].deaths >= MOST_DEATHS
         for entry in orphans:
             entry.died(groups[entry.request.id].reached if entry.request.id in groups else 0)
-            if alone:
+            if self.trials.died(entry, alone=len(orphans) == 1):
                 self.given_up += self._end(entry, None, "error", REPEATEDLY)
-            elif entry.deaths >= MOST_DEATHS:
-                self.held.append(entry)
-            elif self.alive:
-                self._continue(entry)
             else:
                 self.waiting.append(entry)
+        self._go_on()
 
-    def _continue(self, entry: Said) -> None:
-        """Give a request to another engine."""
-        request = entry.replayed()
-        entry.engine = self.picker.pick_engine(self.alive, asked_of(request))
-        try:
-            self.parts[entry.engine].add(request, entry.pooling)
-        except UserError as error:
-            self.given_up += self._end(entry, None, "error", str(error))
-
-    def _release(self) -> None:
-        """Let one request go on that was held back, once nothing else runs."""
-        if self.held and self.alive and not any(part.has_work for part in self.alive.values()):
-            self._continue(self.held.pop(0))
+    def _go_on(self) -> None:
+        """Give the requests that wait to engines that may have them."""
+        for entry in list(self.waiting):
+            if able := self.trials.engines(list(self.alive), entry):
+                self.waiting.remove(entry)
+                request = entry.replayed()
+                entry.engine = self.picker.pick_engine(able, asked_of(request))
+                try:
+                    self.parts[entry.engine].add(request, entry.pooling)
+                except UserError as error:
+                    self.given_up += self._end(entry, None, "error", str(error))
 
     def _end(self, entry: Said, index: int | None, reason: str, error: str | None = None) -> list[TokenDelta]:
         """The last deltas of a request that no engine works on, or of one of its outputs."""
@@ -238,9 +231,8 @@ class Replicas:
         entry.ended.update(left)
         if len(entry.ended) == entry.num_outputs:
             del self.open[name]
-            self.held, self.waiting = (
-                [each for each in entries if each is not entry] for entries in (self.held, self.waiting)
-            )
+            self.waiting = [each for each in self.waiting if each is not entry]
+            self.trials.leave(name)
             if number >= 0:
                 self.picker.done(number, name)
         return [TokenDelta(name, i, [], finish=reason, error=error) for i in left]
@@ -251,10 +243,12 @@ class Replicas:
             self.picker.answered(number, delta.request_id, len(delta.tokens))
             if (entry := self.open.get(delta.request_id)) is not None:
                 entry.say(delta)
+                self.trials.answered(delta.request_id)
                 entry.ended.update([delta.index] if delta.finish is not None else ())
         ended = {delta.request_id for delta in deltas if delta.finish is not None}
         for name in ended - self.parts[number].scheduler.roster.groups.keys():
             self.open.pop(name, None)
+            self.trials.leave(name)
             self.picker.done(number, name)
         return deltas
 

@@ -31,6 +31,7 @@ from tokenmill.core.errors import (
 from tokenmill.core.request import Request, TextDelta, TokenDelta
 from tokenmill.engine.running.picking import EnginePicker, asked_of
 from tokenmill.engine.running.said import REPEATEDLY
+from tokenmill.engine.running.trials import Trials
 from tokenmill.engine.running.wire import Abort, Add, Beat, Failed, News, Ready, Refused, Report, check_carried
 from tokenmill.engine.steps.admission import Admission, work_of
 from tokenmill.engine.steps.deliveries import Deliveries
@@ -42,7 +43,6 @@ from tokenmill.server.engines.fair_queue import FairQueue
 from tokenmill.server.engines.keeper import Keeper, MakeLink, Reports
 from tokenmill.server.engines.ready_message import learn_admission, learn_model
 from tokenmill.server.engines.state import EngineRecord, FleetOptions, Open
-from tokenmill.server.engines.trials import Trials
 from tokenmill.text.codec import Tokenizer
 
 log = logging.getLogger("tokenmill.server")
@@ -66,17 +66,15 @@ class Fleet:
         self.engines = self.keeper.engines
         self.picker = EnginePicker()
         self.queue = FairQueue()
-        self.trials = Trials(
-            self.engines,
-            options.max_deaths_per_request,
-            self._try_again,
-            self._unpark,
-        )
         self.open_requests: dict[str, Open] = {}
+        self.trials = Trials(
+            lambda: {name: entry.engine for name, entry in self.open_requests.items() if entry.engine >= 0},
+            options.max_deaths_per_request,
+        )
         self.parked: deque[str] = deque()
         self.replays = 0
         self.ended_well = 0
-        """Outputs that have ended normally since the last death that was explained."""
+        """Outputs that have ended normally, and trials that were passed, since the last death that was explained."""
         self.on_broken: Callable[[str], None] = lambda reason: None
         self.observe: Callable[..., None] = lambda tokens, engine: None
         self.loaded: asyncio.Future[None] | None = None
@@ -254,7 +252,6 @@ class Fleet:
         self.rest.loaded(engine)
         if all(e.ready for e in self.engines) and self.loaded is not None and not self.loaded.done():
             self.loaded.set_result(None)
-        self.trials.go_on()
         self._unpark()
 
     def _unpark(self) -> None:
@@ -345,7 +342,9 @@ class Fleet:
             return
         entry.say(delta)
         self.picker.said(entry.engine, delta.request_id, len(delta.tokens))
-        self.trials.said(entry, len(delta.tokens))
+        if self.trials.answered(delta.request_id):
+            self.ended_well += 1
+            self._unpark()
 
     def _stop(self, request_id: str, index: int) -> None:
         if request_id in self.open_requests:
@@ -376,7 +375,6 @@ class Fleet:
             self.engines[entry.engine].requests.discard(entry.request.id)
             self.picker.done(entry.engine, entry.request.id)
         entry.timeline.ended = time.monotonic()
-        self.trials.over(entry)
         owner = entry.stream.owner
         if entry.sent:
             self.queue.done(owner, entry.num_outputs)
@@ -386,6 +384,10 @@ class Fleet:
             following = self.open_requests[waiting]
             following.sent = True
             self._try_again(following)
+        trying = self.trials.engine >= 0
+        self.trials.leave(entry.request.id, doubt=len(entry.ended) < entry.num_outputs)
+        if trying:
+            self._unpark()
 
     def _fail(self, entry: Open, error: str | None, reason: str) -> None:
         """End a request here and in its engine."""
@@ -405,17 +407,17 @@ class Fleet:
 
     # ------------------------------------------------------------ sending
 
-    def _dispatch(self, entry: Open, number: int | None = None) -> None:
-        """Send a request to this engine. None: to one of those that are not set aside."""
+    def _dispatch(self, entry: Open) -> None:
+        """Send a request to an engine, or park it while there is none for it."""
         request, stream = entry.request, entry.stream
-        if number is None:
-            ready = [e for e in self.engines if e.ready and e.number != self.trials.engine]
-            if not ready:
-                return self.parked.append(request.id)
-            present = [e for e in ready if e.absence(self.options.watchdog_s) is None]
-            able = [e.number for e in present or ready]
-            asked = asked_of(request, stream.session, stream.owner)
-            number = self.picker.pick_engine(able, asked, only=stream.rank if stream.rank in able else None)
+        coming = [e.number for e in self.engines if not e.ready and e.trouble is None]
+        ready = self.trials.engines([e.number for e in self.engines if e.ready], entry, coming)
+        if not ready:
+            return self.parked.append(request.id)
+        present = [number for number in ready if self.engines[number].absence(self.options.watchdog_s) is None]
+        able = present or ready
+        asked = asked_of(request, stream.session, stream.owner)
+        number = self.picker.pick_engine(able, asked, only=stream.rank if stream.rank in able else None)
         entry.engine = entry.timeline.engine = number
         engine = self.engines[number]
         engine.requests.add(request.id)
@@ -429,9 +431,9 @@ class Fleet:
             # not at once: the caller may be ending another request
             asyncio.get_running_loop().call_soon(self._failed, request.id, "it could not be sent")
 
-    def _try_again(self, entry: Open, number: int | None = None) -> None:
-        """The same for a request that waited or is replayed: an exception ends it."""
-        self.deliveries.safely(entry.request.id, self._dispatch, entry, number)
+    def _try_again(self, entry: Open) -> None:
+        """The same for a request that waited: an exception ends it."""
+        self.deliveries.safely(entry.request.id, self._dispatch, entry)
 
     def _tell_end(self, entry: Open, index: int | None = None) -> None:
         """Tell the request's engine to end it, or one of its outputs."""
@@ -452,17 +454,14 @@ class Fleet:
             return
         self.rest.lost(engine, reason)
         self.deliveries.safely("", self.picker.forget, engine.number)
-        orphans = [self.open_requests[i] for i in engine.requests if i in self.open_requests]
+        known = (self.open_requests[i] for i in engine.requests if i in self.open_requests)
+        orphans = sorted(known, key=lambda e: e.timeline.arrival)
         engine.requests.clear()
-        tried = self.trials.current if engine.number == self.trials.engine else None
-        if tried is not None and (orphans != [tried] or self.trials.doubt):
-            self.trials.contest(orphans)
-            tried = None
-        for entry in sorted(orphans, key=lambda e: e.timeline.arrival):
+        for entry in orphans:
             entry.lost(engine.counted_at)
-            if self.broken is None:
-                self.deliveries.safely(entry.request.id, self._blame if entry is tried else self._replay, entry)
-        self.trials.lost(engine, explained=tried is not None)
+        guilty = [entry for entry in orphans if self.trials.died(entry, alone=len(orphans) == 1)]
+        for entry in orphans if self.broken is None else ():
+            self.deliveries.safely(entry.request.id, self._blame if entry in guilty else self._replay, entry)
 
     def _broken(self, reason: str) -> None:
         if self.loaded is not None and not self.loaded.done():
@@ -477,12 +476,12 @@ class Fleet:
 
     def _replay(self, entry: Open) -> None:
         self.replays += 1
-        self.trials.replay(entry)
+        self._dispatch(entry)
 
     def _blame(self, entry: Open) -> None:
         """An engine died with only this request. If other requests were served well meanwhile, this one explains all
         those deaths."""
-        if self.ended_well + self.trials.passed:
+        if self.ended_well:
             self.keeper.deaths.pardon(entry.deaths)
-            self.ended_well = self.trials.passed = 0
+            self.ended_well = 0
         self._fail(entry, REPEATEDLY, "error")
