@@ -299,8 +299,7 @@ class CountingKernels(ReferenceKernels):
 class CountingGroup(AtOnce):
     """One of `size` ranks. Sums and gathers note the bytes that each rank sends."""
 
-    rank = calls = 0
-    exact = False
+    rank = 0
 
     def __init__(self, size: int, kernels: CountingKernels) -> None:
         self.size, self.kernels = size, kernels
@@ -310,11 +309,6 @@ class CountingGroup(AtOnce):
         self._note(x)
         return torch.empty_like(x)
 
-    def all_reduce_norm(
-        self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
-    ) -> None:
-        """Not available: nothing is computed."""
-
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """`size` times as wide."""
         self._note(x)
@@ -323,15 +317,6 @@ class CountingGroup(AtOnce):
     def agree(self, values: list[int]) -> list[int]:
         """The value itself, because all ranks are this one."""
         return values
-
-    def begin(self, epoch: int) -> None:
-        """Nothing to wait for."""
-
-    def fail(self) -> None:
-        """Nothing fails."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _note(self, x: Tensor) -> None:
         if self.size > 1:

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tokenmill.compute.forward import NormSpec
 from tokenmill.core.config import LINKS, environment_with
 from tokenmill.core.errors import EngineDeadError
 from tokenmill.parallel.group import AtOnce
@@ -98,7 +97,6 @@ class TorchGroup(AtOnce):
 
     def __init__(self, world: World, *, exact: bool = False) -> None:
         self.rank, self.size, self.exact = world.rank, world.size, exact
-        self.calls = 0
         self.device, self.group = world.device, world.group
 
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -115,12 +113,6 @@ class TorchGroup(AtOnce):
             self.calls += 1
             dist.all_reduce(x, group=self.group)
         return x.view(x.shape) if residual is None else residual + x
-
-    def all_reduce_norm(
-        self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
-    ) -> tuple[Tensor, Tensor] | None:
-        """torch cannot do all at once."""
-        return None
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """Every rank's x side by side."""
@@ -141,12 +133,3 @@ class TorchGroup(AtOnce):
         said = torch.tensor(values, dtype=torch.int64, device=self.device)
         dist.all_reduce(said, dist.ReduceOp.MIN, group=self.group)
         return [int(least) for least in said.tolist()]
-
-    def begin(self, epoch: int) -> None:
-        """Do nothing: a rank that fails ends its engine, because work that it did not enqueue cannot be made up for."""
-
-    def fail(self) -> None:
-        """Do nothing: see `begin`."""
-
-    def close(self) -> None:
-        """Do nothing: communicators end with their processes."""

@@ -12,9 +12,17 @@ GIVEN_UP = "another rank has given this step up"
 
 
 class AtOnce:
-    """Ranks whose sums are made while nothing else is."""
+    """Ranks whose sums are made while nothing else is, and without a norm."""
 
+    exact = False
     adds_parts = False
+    calls = 0
+
+    def all_reduce_norm(
+        self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """None: the sum comes alone."""
+        return None
 
     def pieces(self, x: Tensor) -> int:
         """One."""
@@ -24,23 +32,22 @@ class AtOnce:
         """Never asked for."""
         raise NotImplementedError("sums of this group are made at once")
 
+    def begin(self, epoch: int) -> None:
+        """Nothing is to be brought together."""
+
+    def fail(self) -> None:
+        """No rank can be told: work that it did not enqueue cannot be made up for."""
+
 
 class SoloGroup(AtOnce):
     """The null group: one rank that already has everything."""
 
     rank = 0
     size = 1
-    exact = False
-    calls = 0
 
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x (+ residual), unchanged in shape."""
         return x if residual is None else residual + x
-
-    def all_reduce_norm(
-        self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
-    ) -> None:
-        """None: one rank has nothing to add up."""
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """x itself."""
@@ -49,12 +56,3 @@ class SoloGroup(AtOnce):
     def agree(self, values: list[int]) -> list[int]:
         """The values themselves."""
         return values
-
-    def begin(self, epoch: int) -> None:
-        """Do nothing: there is no other rank."""
-
-    def fail(self) -> None:
-        """Do nothing: no rank waits."""
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to close."""

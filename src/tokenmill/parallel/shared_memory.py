@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmill.compute.forward import NormSpec
 from tokenmill.parallel.group import AtOnce
 
 _native: Any = importlib.import_module("tokenmill._native")
@@ -52,8 +51,7 @@ class SharedGroup(AtOnce):
     """One rank's view of the memory behind `file`."""
 
     exact = True
-    calls = 0
-    """Not counted: all ranks give up a failed epoch, wherever they are."""
+    """(Ranks exchange inputs, not sums. Calls are not counted: all give up a failed epoch, wherever they are.)"""
 
     def __init__(self, file: int, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -76,11 +74,6 @@ class SharedGroup(AtOnce):
         beside = 0 if residual is None else residual.data_ptr()
         self.native.reduce(x.data_ptr(), beside, out.data_ptr(), x.numel(), kind)
         return out
-
-    def all_reduce_norm(
-        self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
-    ) -> None:
-        """None: ranks of an exact group exchange inputs, not sums."""
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """Every rank's x side by side."""
@@ -105,6 +98,3 @@ class SharedGroup(AtOnce):
     def fail(self) -> None:
         """Let ranks that wait for this one give up."""
         self.native.fail()
-
-    def close(self) -> None:
-        """Do nothing: the memory is freed with the process."""
