@@ -21,7 +21,7 @@ from tokenmill.kernels.fp8 import BLOCK, FP8, LARGEST, round_rows, widen
 from tokenmill.quant.at_load import RoundedAtLoad
 from tokenmill.quant.base import check_range, known
 from tokenmill.quant.dense import DenseWeight
-from tokenmill.quant.grid import RoundedAnew
+from tokenmill.quant.grid import Unrounded
 from tokenmill.quant.packed import PackedWeight, joined_bias
 
 METHOD = "fp8"
@@ -132,12 +132,6 @@ class UnroundedFp8(RoundedAtLoad):
         return Fp8Weight(*round_rows(self.dense()), self.dtype, self.bias)
 
 
-class FineFloat8(RoundedAnew):
-    """Float8 with a power of two per 32 columns."""
-
-    form = "MXFP8"
-
-
 def check(config: Mapping[str, Any]) -> None:
     """Refuse a quantization_config of this method that cannot be read here."""
     block = config.get("weight_block_size")
@@ -185,7 +179,7 @@ def stored(ckpt: Checkpoint, name: str) -> bool:
 
 def load(
     ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None
-) -> Fp8Weight | FineFloat8:
+) -> Fp8Weight | Unrounded:
     """Read the weight [out, in] under `name`: with one scale, one per row or one per block. With one per 32 columns,
     for which there is no kernel, it is rounded anew to int8 with that many scales."""
     data = ckpt.tensor(f"{name}.weight", shape)
@@ -204,7 +198,7 @@ def stacked(ckpt: Checkpoint, name: str) -> bool:
 
 def load_stacked(
     ckpt: Checkpoint, name: str, shape: tuple[int, int, int], dtype: torch.dtype, how: Mapping[str, Any]
-) -> list[Fp8Weight | FineFloat8]:
+) -> list[Fp8Weight | Unrounded]:
     """The experts [E, out, in] under `name`. Each has scales as a matrix of its own has them."""
     data, scales = ckpt.tensor(name, shape), ckpt.tensor(f"{name}{_STACKED}")
     if ckpt.has(f"{name}_activation_scale"):
@@ -216,7 +210,7 @@ def load_stacked(
     return [held(*parts, (dtype, None), name) for parts in zip(data, scales, strict=True)]
 
 
-def held(data: Tensor, scales: Tensor, kind: tuple[torch.dtype, Tensor | None], name: str) -> Fp8Weight | FineFloat8:
+def held(data: Tensor, scales: Tensor, kind: tuple[torch.dtype, Tensor | None], name: str) -> Fp8Weight | Unrounded:
     """data [out, in] with scales in one of the forms that `load` reads. kind: the compute dtype and the bias."""
     shape = (data.shape[0], data.shape[1])
     scales = scales.contiguous().view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales
@@ -235,8 +229,8 @@ def held(data: Tensor, scales: Tensor, kind: tuple[torch.dtype, Tensor | None], 
                      f"nor per block of {BLOCK}.")  # fmt: skip
 
 
-def fine_float8(data: Tensor, scales: Tensor, kind: tuple[torch.dtype, Tensor | None], name: str) -> FineFloat8:
+def fine_float8(data: Tensor, scales: Tensor, kind: tuple[torch.dtype, Tensor | None], name: str) -> Unrounded:
     """data [out, in] with a scale for each 32 columns."""
     check_range(LARGEST, scales.float(), name)
     values = data.float().view(data.shape[0], -1, _FINE) * scales.float()[..., None]
-    return FineFloat8(values.flatten(1).to(kind[0]), kind[1], 8, _FINE)
+    return Unrounded(values.flatten(1).to(kind[0]), kind[1], 8, _FINE, form="MXFP8")

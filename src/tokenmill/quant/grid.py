@@ -9,7 +9,7 @@ Must not know: checkpoints, layers, instruction sets. After settling, only the b
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -187,7 +187,7 @@ class GridWeight(PackedWeight):
     def _like(self, q: Tensor, scales: Tensor, bias: Tensor | None, zeros: Tensor | None, group: int = 0) -> Self:
         group = group or self.group
         made = type(self)(q, scales, bits=self.bits, group=group, dtype=self.dtype, bias=bias, zeros=zeros)
-        made.apart, made.rounds_inputs = self.apart, self.rounds_inputs
+        made.apart, made.rounds_inputs, made.changed = self.apart, self.rounds_inputs, self.changed
         return made
 
 
@@ -195,11 +195,18 @@ class Unrounded(RoundedAtLoad):
     """No group straddles two parts of what is joined before it is rounded."""
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, bits: int = 8, group: int = 0, rounds_inputs: bool = False
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        bits: int = 8,
+        group: int = 0,
+        rounds_inputs: bool = False,
+        form: str = "",
     ) -> None:
-        """group: columns per scale; 0: the backend chooses. rounds_inputs: see GridWeight."""
+        """group: columns per scale; 0: the backend chooses. rounds_inputs: see GridWeight. form: a stored form that no
+        kernel takes, whose numbers these are; the rounded weight tells it."""
         super().__init__(weight, bias)
-        self.bits, self.group, self.rounds_inputs = bits, group, rounds_inputs
+        self.bits, self.group, self.rounds_inputs, self.form = bits, group, rounds_inputs, form
 
     def rounded(self, kernels: Kernels, parts: int) -> GridWeight | None:
         """None: half precision cannot hold the scales of one of the parts."""
@@ -211,6 +218,7 @@ class Unrounded(RoundedAtLoad):
         group = group or group_width(columns, scales.shape[1])
         grid = GridWeight(q, scales, bits=self.bits, group=group, dtype=self.dtype, bias=self.bias)
         grid.rounds_inputs = self.rounds_inputs
+        grid.changed = (self.form,) if self.form else ()
         return grid
 
     def join(self, others: list[Self]) -> Self | None:
@@ -221,25 +229,5 @@ class Unrounded(RoundedAtLoad):
         return type(self)(weight, bias, *self._how)
 
     @property
-    def _how(self) -> tuple[int, int, bool]:
-        return self.bits, self.group, self.rounds_inputs
-
-
-class RoundedAnew(Unrounded):
-    """The numbers of a stored form that no kernel takes, until they are rounded to 8 bits. Classes name their form."""
-
-    form: str
-
-    def rounded(self, kernels: Kernels, parts: int) -> GridWeight | None:
-        """The rounded matrix tells its form."""
-        made = super().rounded(kernels, parts)
-        if made is not None:
-            made.changed = (self.form,)
-        return made
-
-    def rounded_with(self, others: list[Self], kernels: Kernels) -> list[Weight] | None:
-        """Each of them tells its form."""
-        made: list[Any] | None = super().rounded_with(others, kernels)
-        for one in made or ():
-            one.changed = (self.form,)
-        return made
+    def _how(self) -> tuple[int, int, bool, str]:
+        return self.bits, self.group, self.rounds_inputs, self.form

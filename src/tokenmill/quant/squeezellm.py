@@ -18,16 +18,10 @@ from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, shown
 from tokenmill.quant import bits as packed
 from tokenmill.quant.base import known
-from tokenmill.quant.grid import RoundedAnew
+from tokenmill.quant.grid import Unrounded
 
 METHOD = "squeezellm"
 _GROUP = 32
-
-
-class TableOfRows(RoundedAnew):
-    """The dense numbers of tables and outliers."""
-
-    form = "SqueezeLLM"
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -43,7 +37,7 @@ def stored(ckpt: Checkpoint, name: str) -> bool:
     return ckpt.has(full) and ckpt.shape(full) is not None
 
 
-def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> TableOfRows:
+def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Unrounded:
     """Read the weight [out, in] under `name`."""
     rows, columns = shape
     table = ckpt.tensor(f"{name}.lookup_table")
@@ -59,7 +53,7 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
         dense = dense + _sparse(ckpt, name, shape).to(dense.device)
     elif ckpt.has(f"{name}.cols") or ckpt.has(f"{name}.vals"):
         raise ModelError(f"'{name}.rows' is missing: it says where the outliers are.")
-    return TableOfRows(dense.to(dtype), bias, 8, _GROUP)
+    return Unrounded(dense.to(dtype), bias, 8, _GROUP, form="SqueezeLLM")
 
 
 def _sparse(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> Tensor:
