@@ -178,6 +178,8 @@ class Route:
     """The tensor that is added to scores for choosing only, below the mixture, or (outside) beside it."""
     outside: bool = False
     grouped: bool = False
+    by_best: bool = False
+    """A group's score is its best one, not the sum of its two best."""
     wide: bool = False
     """The router's logits are float32, whatever the compute dtype."""
     inputs: bool = False

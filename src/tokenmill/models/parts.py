@@ -298,7 +298,8 @@ def _route(c: ModelConfig, b: Build, row: Mix, count: int) -> RouteSpec:
         raise ModelError(f"config.json: '{row.top_k[0]}' = {top_k} is more than the {count} experts.")
     groups = c.get("n_group", int, 1) if route.grouped else 1
     top_groups = c.get("topk_group", int, 1, high=groups) if route.grouped else 1
-    if count % groups or top_k > count // groups * top_groups or (route.grouped and count // groups < 2):
+    by_two = route.grouped and not route.by_best
+    if count % groups or top_k > count // groups * top_groups or (by_two and count // groups < 2):
         raise c.refuse("n_group", f"and 'topk_group' do not share out {count} experts, '{row.top_k[0]}' = {top_k}.")
     order: _Order = route.order
     if order == "sparsemixer" and top_k != 2:
@@ -313,7 +314,7 @@ def _route(c: ModelConfig, b: Build, row: Mix, count: int) -> RouteSpec:
         scale=c.get(route.scale, float, 1.0) if route.scale else 1.0,
         groups=groups,
         top_groups=top_groups,
-        group_sum2=route.grouped,
+        group_sum2=by_two,
         bias=_flat(b, route.bias, count) if route.bias else None,
         eps=route.eps,
         floor=c.get(route.floor, float, 1e-12, low=0.0) if route.floor else 0.0,
