@@ -15,7 +15,7 @@ from tokenmill.models.common import PreNorm, read_act, read_sizes, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.family_row import Drafts, Feed
-from tokenmill.models.latent_attention import LatentAttention
+from tokenmill.models.latent_attention import Latent, LatentAttention
 from tokenmill.models.mixers import read_kinds
 from tokenmill.models.parts import make_mixture, not_computed
 from tokenmill.models.rules import listed_or_first
@@ -53,7 +53,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
             eps = c.get("rms_norm_eps", float, 1e-6, low=0.0)
             mixer = KeyedDelta(inside, sizes.hidden, heads, eps, _names(inside, output))
         else:
-            mixer = LatentAttention(c, inside, sizes.hidden, gate="g_proj", output=output)
+            mixer = LatentAttention(c, inside, sizes.hidden, Latent(gate="g_proj", output=output))
         return PreNorm(mixer, _feed(c, b, at, index), (first, second))
 
     drafts = Drafts(r"^model\.mtp\.", "num_nextn_predict_layers")

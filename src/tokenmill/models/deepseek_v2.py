@@ -4,7 +4,7 @@ attention, shared and routed experts."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenmill.layers.block import Block
@@ -15,14 +15,15 @@ from tokenmill.models.common import PreNorm, Sandwich, read_act, read_sizes, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends, Layer
 from tokenmill.models.family_row import Drafts, Feed, Mix, Route
-from tokenmill.models.key_index import Indices
-from tokenmill.models.latent_attention import LatentAttention
+from tokenmill.models.key_index import IndexStyle, Indices, between_some
+from tokenmill.models.latent_attention import Latent, LatentAttention
 from tokenmill.models.mtp_layers import Later, make_behind
 from tokenmill.models.parts import make_mixture, not_computed
 from tokenmill.models.rules import glm_dense, listed, listed_or_first, sarvam, value
 from tokenmill.models.table_mixtures import DEEPSEEK_MIX
 
 _SOFTMAX = Route(normalise="norm_topk_prob", scale="routed_scaling_factor", grouped=True)
+_INDEXED = replace(DEEPSEEK_MIX, dense=listed_or_first)
 _LISTED = replace(DEEPSEEK_MIX, dense=listed(value("first_k_dense_replace", 1)))
 
 
@@ -31,8 +32,9 @@ class Variant:
     """What sets a family apart from DeepSeek V3. said: keys of its config under the names of the others."""
 
     mix: Mix = DEEPSEEK_MIX
+    latent: Latent = field(default_factory=Latent)
     said: Callable[[ModelConfig], dict[str, Any]] = lambda c: {}
-    indexed: bool = False
+    index: IndexStyle | None = None
     """Each token sees the keys that an index chooses."""
     gated_norms: bool = False
     """Norms have a gate, except before a dense layer's feed-forward block."""
@@ -50,24 +52,24 @@ def _greedy(c: ModelConfig) -> dict[str, Any]:
 _VARIANTS = {
     # Its router stays in float32: rounding its logits would change which experts are chosen.
     "DeepseekV2ForCausalLM": Variant(
-        replace(DEEPSEEK_MIX, route=replace(_SOFTMAX, normalise=False, wide=True, by_best=True)), _greedy
+        replace(DEEPSEEK_MIX, route=replace(_SOFTMAX, normalise=False, wide=True, by_best=True)),
+        Latent(pairs=True),
+        _greedy,
     ),
     "Glm4MoeLiteForCausalLM": Variant(replace(DEEPSEEK_MIX, dense=glm_dense)),
     "SarvamMLAForCausalLM": Variant(said=sarvam),
-    "Mistral4ForCausalLM": Variant(replace(DEEPSEEK_MIX, route=_SOFTMAX)),
+    "Mistral4ForCausalLM": Variant(replace(DEEPSEEK_MIX, route=_SOFTMAX), Latent(tempered=True)),
     "AXK1ForCausalLM": Variant(_LISTED, last_norm=True, bias_may_lack=True),
-    "AXK2ForCausalLM": Variant(_LISTED, indexed=True, gated_norms=True),
-    **dict.fromkeys(
-        ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"),
-        Variant(replace(DEEPSEEK_MIX, dense=listed_or_first), indexed=True),
-    ),
+    "AXK2ForCausalLM": Variant(_LISTED, Latent(joined=True), index=IndexStyle(), gated_norms=True),
+    "DeepseekV32ForCausalLM": Variant(_INDEXED, index=IndexStyle()),
+    "GlmMoeDsaForCausalLM": Variant(_INDEXED, index=IndexStyle(pairs=True, shared=between_some)),
 }
 
 
 def build(c: ModelConfig, b: Build) -> Decoder:
     """Build one of these families from its config."""
     c = ModelConfig({**c.data, **_variant(c).said(c)}, architecture=c.architecture)
-    sizes, indices = read_sizes(c), Indices(c)
+    sizes, indices = read_sizes(c), _indices(c)
 
     def layer(body: Build, index: int) -> Layer:
         return make_layer(c, b, body.at(f"layers.{index}"), index, indices)
@@ -78,6 +80,10 @@ def build(c: ModelConfig, b: Build) -> Decoder:
 
 def _variant(c: ModelConfig) -> Variant:
     return _VARIANTS.get(c.architecture, Variant())
+
+
+def _indices(c: ModelConfig) -> Indices:
+    return Indices(c, _variant(c).index or IndexStyle())
 
 
 def make_layer(c: ModelConfig, b: Build, at: Build, index: int, indices: Indices) -> Layer:
@@ -94,7 +100,8 @@ def make_layer(c: ModelConfig, b: Build, at: Build, index: int, indices: Indices
             mix = replace(mix, route=replace(mix.route, bias=""))
         mlp = make_mixture(c, b, at, mix, Feed(bias="mlp_bias"), index)
     inside = at.at("self_attn")
-    attention = LatentAttention(c, inside, hidden, indices.of(inside, index) if variant.indexed else None)
+    choice = indices.of(inside, index) if variant.index else None
+    attention = LatentAttention(c, inside, hidden, variant.latent, choice)
     if variant.gated_norms:
         rank, eps = c.need("gated_norm_rank", int), c.get("rms_norm_eps", float, 1e-6, low=0.0)
         before = [gated_norm(at.at(f"{name}_layernorm"), hidden, rank, eps) if name == "input" or not dense
@@ -110,7 +117,7 @@ def make_layer(c: ModelConfig, b: Build, at: Build, index: int, indices: Indices
 def build_later(c: ModelConfig, b: Build) -> list[Later]:
     """The checkpoint's layers that draft later tokens."""
     sizes, body = read_sizes(c), b.under("model", "embed_tokens.weight")
-    norm, indices = lambda inside, name: rms(c, name)(inside), Indices(c)
+    norm, indices = lambda inside, name: rms(c, name)(inside), _indices(c)
 
     def layer(at: Build, index: int) -> Layer:
         return make_layer(c, b, at, index, indices)

@@ -19,7 +19,7 @@ from tokenmill.models.common import read_sizes, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.family_row import Drafts, Feed, Norms, Shared
-from tokenmill.models.key_index import Indices
+from tokenmill.models.key_index import IndexStyle, Indices
 from tokenmill.models.latent_attention import LatentAttention
 from tokenmill.models.parts import make_feed, make_mixture, not_computed
 from tokenmill.models.rules import glm_dense, product
@@ -27,6 +27,8 @@ from tokenmill.models.table_mixtures import DEEPSEEK_MIX
 from tokenmill.models.text_part import TEXT_OF
 
 _SHARED = "shared_experts"
+_INDEX = IndexStyle(pairs="rope_interleave", late=True, shared=lambda c, layer: layer > 0 and (layer - 1) % 4 != 0)
+"""If the config lists none, the first layer, the second, and every fourth from there have an index."""
 
 
 class Layer:
@@ -59,7 +61,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
         raise UndividedError("Hy4")
     if TEXT_OF in c.data:
         c = ModelConfig({**c.data, "rope_interleave": True}, "", c.architecture)
-    sizes, indices, body = read_sizes(c), Indices(c), b.under("model", "embed_tokens.weight")
+    sizes, indices, body = read_sizes(c), Indices(c, _INDEX), b.under("model", "embed_tokens.weight")
     count, eps = c.get("hc_mult", int, 4, high=64), c.get("rms_norm_eps", float, 1e-5, low=0.0)
     least, most = c.get("hc_eps", float, 1e-6, low=0.0), c.get("hc_magnitude", float, 2.0)
     shape = hyper_shape(b, count, sizes.hidden, eps, least, most)
@@ -80,7 +82,7 @@ def _around(
 ) -> list[tuple[HyperConnection, NormSpec, Block]]:
     """The two blocks of a layer, whose tensors lie `at` there."""
     (shape, indices), inside = whole, at.at("self_attn")
-    attention = _gated(c, inside, LatentAttention(c, inside, shape.hidden, indices.of(inside, index)))
+    attention = _gated(c, inside, LatentAttention(c, inside, shape.hidden, index=indices.of(inside, index)))
     made = []
     for ours, theirs, name, block in (
         ("attn_hc", "hc_attn_layer", "input_layernorm", attention),

@@ -18,36 +18,47 @@ from tokenmill.core.errors import UndividedError
 from tokenmill.layers.build import Build, Carried
 from tokenmill.layers.rope import RopeSettings, make_rope
 from tokenmill.models.config import ModelConfig
+from tokenmill.models.family_row import Switch
+from tokenmill.models.parts import on
 
 _EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStyle:
+    """What sets a family's index apart."""
+
+    pairs: Switch = False
+    """Do neighbours rotate together?"""
+    late: bool = False
+    """Numbers at the end of keys rotate, not those at the front, and the norm is as exact as the gains."""
+    shared: Callable[[ModelConfig, int], bool] | None = None
+    """Does this layer take the choice of an earlier one, if the config lists no kinds? None: no layer does."""
 
 
 class KeyIndex:
     """The index of one layer. chosen: where later layers without one find its choice."""
 
-    def __init__(self, c: ModelConfig, b: Build, rope: RopeSettings, chosen: Carried) -> None:
+    def __init__(self, c: ModelConfig, b: Build, rope: RopeSettings, chosen: Carried, style: IndexStyle) -> None:
         heads, dim, hidden = c.need("index_n_heads", int), c.need("index_head_dim", int), c.need("hidden_size", int)
         if dim < rope.dim:
             raise c.refuse("index_head_dim", f"is less than 'qk_rope_head_dim' = {rope.dim}.")
         self.top, self.chosen = c.need("index_topk", int), chosen
         self.queries = b.settled(b.weight("wq_b", (heads * dim, c.need("q_lora_rank", int))))
         self.keys = b.settled(b.weight("wk", (dim, hidden)))
-        last = c.architecture == "HYV4ForCausalLM"
-        """Numbers at the end of keys rotate, not those at the front, and the norm is as exact as the gains."""
-        eps = c.get("rms_norm_eps", float, 1e-5, low=0.0) if last else _EPS
-        self.norm = (b.exactly(torch.float32) if last else b).norm("k_norm", dim, eps, layer=True, bias=True)
+        eps = c.get("rms_norm_eps", float, 1e-5, low=0.0) if style.late else _EPS
+        self.norm = (b.exactly(torch.float32) if style.late else b).norm("k_norm", dim, eps, layer=True, bias=True)
         # It stays in float32, as a router does: rounding would change which keys are chosen.
         self.gains = b.settled(b.exactly(torch.float32).weight("weights_proj", (heads, hidden), exact=True))
         kv = KVSpec("latent", 1, dim, dim)
         layer, group = b.add_kv(kv)
-        pairs = c.architecture == "GlmMoeDsaForCausalLM" or (last and c.get("rope_interleave", bool, False))
         self.spec = AttentionSpec(
             layer=layer,
             group=group,
             heads=heads,
             kv=kv,
             scale=(dim * heads) ** -0.5,
-            rope=make_rope(b, rope, interleaved=pairs, start=dim - rope.dim if last else 0),
+            rope=make_rope(b, rope, interleaved=on(c, style.pairs), start=dim - rope.dim if style.late else 0),
         )
 
     def choose(self, x: Tensor, low: Tensor, norm: NormSpec | None, ctx: ForwardContext) -> Tensor | None:
@@ -76,8 +87,8 @@ MakeIndex = Callable[[Build, RopeSettings], KeyIndex | SharedIndex]
 class Indices:
     """Makes the indices of a model's layers, in their order."""
 
-    def __init__(self, c: ModelConfig) -> None:
-        self.c = c
+    def __init__(self, c: ModelConfig, style: IndexStyle = IndexStyle()) -> None:
+        self.c, self.style = c, style
         self.last: Carried | None = None
 
     def of(self, b: Build, layer: int) -> MakeIndex | None:
@@ -87,7 +98,7 @@ class Indices:
             inside = b.path("indexer.")
             b.book.used.update(name for name in b.checkpoint.names() if name.startswith(inside))
             return None
-        shared = _is_shared(self.c, layer)
+        shared = _is_shared(self.c, layer, self.style)
         if not shared:
             self.last = Carried()
         elif self.last is None and not b.place.is_whole:
@@ -98,13 +109,15 @@ class Indices:
             )
         chosen = self.last
         assert chosen is not None, "made above"
-        return lambda b, rope: SharedIndex(chosen) if shared else KeyIndex(self.c, b.at("indexer"), rope, chosen)
+        if shared:
+            return lambda b, rope: SharedIndex(chosen)
+        return lambda b, rope: KeyIndex(self.c, b.at("indexer"), rope, chosen, self.style)
 
 
-def _is_shared(c: ModelConfig, layer: int) -> bool:
+def _is_shared(c: ModelConfig, layer: int, style: IndexStyle) -> bool:
     """Does this layer take the choice of an earlier one? Layers that draft later tokens never do."""
     layers = c.need("num_hidden_layers", int)
-    if c.architecture not in ("GlmMoeDsaForCausalLM", "HYV4ForCausalLM") or layer >= layers:
+    if style.shared is None or layer >= layers:
         return False
     name = next((name for name in ("indexer_types", "index_topk_pattern") if c.has(name)), None)
     if name is not None:
@@ -112,7 +125,10 @@ def _is_shared(c: ModelConfig, layer: int) -> bool:
         if len(kinds) != layers or not set(kinds) <= {"full", "shared"}:
             raise c.refuse(name, "must name 'full' or 'shared' for each of num_hidden_layers.")
         return kinds[layer] == "shared"
-    if c.architecture == "HYV4ForCausalLM":  # the first, the second, and every fourth from there have their own
-        return layer > 0 and (layer - 1) % 4 != 0
+    return style.shared(c, layer)
+
+
+def between_some(c: ModelConfig, layer: int) -> bool:
+    """The first layers, and some from there on, have an index."""
     every, offset = c.get("index_topk_freq", int, 1), c.get("index_skip_topk_offset", int, 2, low=0)
     return max(layer - offset + 1, 0) % every != 0

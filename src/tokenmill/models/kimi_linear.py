@@ -15,7 +15,7 @@ from tokenmill.models.common_keys import ROPE
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.family_row import Feed
-from tokenmill.models.latent_attention import LatentAttention
+from tokenmill.models.latent_attention import Latent, LatentAttention
 from tokenmill.models.mixers import read_kinds
 from tokenmill.models.parts import make_mixture
 from tokenmill.models.rules import listed_or_first
@@ -60,7 +60,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
         if kinds[index] == "linear_attention":
             mixer = KeyedDelta(inside, sizes.hidden, heads, eps, _names(inside))
         else:
-            mixer = LatentAttention(c, inside, sizes.hidden, rotates=False)
+            mixer = LatentAttention(c, inside, sizes.hidden, Latent(rotates=False))
         return PreNorm(mixer, _feed(c, b, at, index), (first, second))
 
     return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, Ends(norm=rms(c, "norm")), layer)

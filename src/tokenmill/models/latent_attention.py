@@ -6,7 +6,7 @@ is carried out of it, so that the cache is read as stored. A backend may do with
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,9 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
 from tokenmill.layers.rope import attention_gain, make_rope
 from tokenmill.models.config import ModelConfig
+from tokenmill.models.family_row import Switch
 from tokenmill.models.key_index import MakeIndex
+from tokenmill.models.parts import on
 from tokenmill.models.positions import mistral4_rope, span_temper, whole_rope
 from tokenmill.models.rules import check_latent_sizes
 
@@ -27,32 +29,38 @@ _EPS = 1e-6
 """The epsilon of the norms inside attention, whatever the config's rms_norm_eps is."""
 
 
+@dataclass(frozen=True)
+class Latent:
+    """What sets a family's latent attention apart."""
+
+    rotates: bool = True
+    """False: the part of keys that others rotate is there, and stays as it is."""
+    pairs: Switch = "rope_interleave"
+    """Do neighbours rotate together?"""
+    gate: str = ""
+    """The product whose sigmoids multiply the heads' results."""
+    output: str = "o_proj"
+    scaled: bool = False
+    """What is made from a small vector is multiplied as if it were made from one of the model's width."""
+    joined: bool = False
+    """Queries are made from the small vector before and after its norm, with a gate for each column."""
+    tempered: bool = False
+    """The settings of rope are Mistral's, and queries grow with their position."""
+
+
 class LatentAttention(Projected):
     """Multi-head latent attention with absorbed up-projections."""
 
     def __init__(
-        self,
-        c: ModelConfig,
-        b: Build,
-        hidden: int,
-        index: MakeIndex | None = None,
-        *,
-        rotates: bool = True,
-        gate: str = "",
-        output: str = "o_proj",
-        scaled: bool = False,
+        self, c: ModelConfig, b: Build, hidden: int, how: Latent = Latent(), index: MakeIndex | None = None
     ) -> None:
-        """index: makes what chooses the keys that a token sees; without one it sees all. rotates: False: the part of
-        keys that others rotate is there, and stays as it is. gate: the product whose sigmoids multiply the heads'
-        results. scaled: what is made from a small vector is multiplied as if it were made from one of the model's
-        width."""
+        """index: makes what chooses the keys that a token sees; without one it sees all."""
         heads, bias = c.need("num_attention_heads", int), c.get("attention_bias", bool, False)
         self.nope, self.rotated = c.need("qk_nope_head_dim", int), c.need("qk_rope_head_dim", int)
         self.latent, self.value = c.need("kv_lora_rank", int), c.need("v_head_dim", int)
         check_latent_sizes(c, self.nope, self.rotated)
         q_rank = c.get("q_lora_rank", int, 0)
-        self.joined = c.architecture == "AXK2ForCausalLM"
-        """Queries are made from the small vector before and after its norm, with a gate for each column."""
+        self.joined = how.joined
         q_rows = Rows(heads * (self.nope + self.rotated + self.joined * self.value), heads)
         queries = ("q_a_proj", Rows(q_rank, 1, repeats=True)) if q_rank else ("q_proj", q_rows)
         vectors = ("kv_a_proj_with_mqa", Rows(self.latent + self.rotated, 1, repeats=True))
@@ -68,20 +76,20 @@ class LatentAttention(Projected):
         self.site = b.taken(up, self._apart)
         self.up = None if self.site is None else up
         """What adapters are worked into: new weights must reach it."""
-        self.output = RowLinear(b, heads * self.value, hidden, output, bias=bias)
-        self.gate = ColumnLinear(b, hidden, {gate: Rows(heads, heads)}).weight if gate else None
-        settings = (mistral4_rope if c.architecture == "Mistral4ForCausalLM" else whole_rope)(c, self.rotated)
-        gain = attention_gain(settings) * (hidden / q_rank if scaled and q_rank else 1.0) ** 0.5
+        self.output = RowLinear(b, heads * self.value, hidden, how.output, bias=bias)
+        self.gate = ColumnLinear(b, hidden, {how.gate: Rows(heads, heads)}).weight if how.gate else None
+        settings = (mistral4_rope if how.tempered else whole_rope)(c, self.rotated)
+        gain = attention_gain(settings) * (hidden / q_rank if how.scaled and q_rank else 1.0) ** 0.5
         kv = KVSpec("latent", 1, self.latent + self.rotated, self.latent)
         self.spec = AttentionSpec(
             *b.add_kv(kv),
             heads=self.forms.parts[0].shape[0],
             kv=kv,
             scale=(self.nope + self.rotated) ** -0.5 * gain,
-            rope=make_rope(b, settings, interleaved=_interleaved(c), start=self.latent) if rotates else None,
-            touches=Touches(temper=_temper(c, b)),
+            rope=make_rope(b, settings, interleaved=on(c, how.pairs), start=self.latent) if how.rotates else None,
+            touches=Touches(temper=_temper(c, b) if how.tempered else None),
         )
-        if scaled:  # in float32: narrower weights would round the factor
+        if how.scaled:  # in float32: narrower weights would round the factor
             wider = self.kv_norm.weight.float() * (hidden / self.latent) ** 0.5
             self.kv_norm = replace(self.kv_norm, weight=wider)
         self.fresh = replace(self.spec, touches=replace(self.spec.touches, k_norm=self.kv_norm))
@@ -137,13 +145,6 @@ class LatentAttention(Projected):
         return y
 
 
-def _temper(c: ModelConfig, b: Build) -> Tensor | None:
-    if c.architecture != "Mistral4ForCausalLM":
-        return None
+def _temper(c: ModelConfig, b: Build) -> Tensor:
     found = span_temper(c)
     return temperatures(b.max_positions, found.beta, found.span, found.offset).to(b.device)
-
-
-def _interleaved(c: ModelConfig) -> bool:
-    """Do neighbours rotate together? They do unless a config of the third version says otherwise (null does)."""
-    return c.architecture == "DeepseekV2ForCausalLM" or c.get("rope_interleave", bool, False)

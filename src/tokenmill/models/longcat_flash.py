@@ -18,7 +18,7 @@ from tokenmill.models.common import read_act, read_sizes, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.family_row import Drafts
-from tokenmill.models.latent_attention import LatentAttention
+from tokenmill.models.latent_attention import Latent, LatentAttention
 from tokenmill.models.parts import not_computed
 
 _NAMES = {"ffn_hidden_size": "intermediate_size", "expert_ffn_hidden_size": "moe_intermediate_size",
@@ -34,7 +34,8 @@ def build(c: ModelConfig, b: Build) -> Decoder:
 
     def layer(body: Build, index: int) -> Shortcut:
         at, act = body.at(f"layers.{index}"), read_act(c, gated=True, default="silu")
-        attends = [LatentAttention(c, at.at(f"self_attn.{i}"), sizes.hidden, scaled=True) for i in range(2)]
+        places = (at.at(f"self_attn.{i}") for i in range(2))
+        attends = [LatentAttention(c, place, sizes.hidden, Latent(scaled=True)) for place in places]
         inner = c.need("intermediate_size", int)
         feeds = [gated_mlp(at.at(f"mlps.{i}"), sizes.hidden, inner, act) for i in range(2)]
         norms = [rms(c, f"{name}_layernorm.{i}")(at) for i in range(2) for name in ("input", "post_attention")]
