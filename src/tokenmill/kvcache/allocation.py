@@ -59,13 +59,14 @@ class BlockTables:
         self.caching = prefix_cache
         self.cache = RadixCache(self.by_group, [layout.window for layout in layouts], block_size)
         self.windowed = [g for g, layout in enumerate(layouts) if layout.window]
-        self.snapshots = snapshots
+        self.stateful = snapshots is not None
+        """Have rows states besides their blocks? If not, there are no snapshots to ask for."""
+        self.snapshots = snapshots or Snapshots(0, block_size)
+        self.cache.drop_snapshot = self.snapshots.drop
         self.shares_followed = True
         """If a drafter has seen a block's tokens, does that hold for other sequences that find the block?"""
         self.draft_window = 0
         """The smallest window of a drafter's layers; 0: none of them has one."""
-        if snapshots is not None:
-            self.cache.drop_snapshot = snapshots.drop
 
     # ------------------------------------------------------------ capacity
 
@@ -120,7 +121,7 @@ class BlockTables:
         seq.tables = [Table() for _ in self.layouts]
         seq.capacity = seq.published = seq.followed = 0
         seq.node = self.cache.root(self._salt(seq)) if self.caching else None
-        if self.snapshots is not None and self.caching:
+        if self.stateful and self.caching:
             self.snapshots.look_ahead(seq, 0)
 
     def match(self, seq: Sequence, position: int, limit: int) -> int:
@@ -138,7 +139,7 @@ class BlockTables:
             return 0
         before = _ancestors(start)
         count = cache.usable(before, path)
-        if self.snapshots is not None and count:
+        if self.stateful and count:
             seq.diverges, parting = position + count * self.block_size, path[count - 1]
             count = cache.usable(before, path, states=True)
             self.snapshots.matched(seq, position + count * self.block_size, parting)
@@ -149,7 +150,7 @@ class BlockTables:
         for group, layout in enumerate(self.layouts):
             self._adopt(seq, group, layout.window, nodes, end, position)
         seq.node = path[count - 1]
-        if self.snapshots is not None:
+        if self.stateful:
             self.snapshots.restore(seq, path[count - 1])
         seq.published = end
         seq.capacity = min(t.end for t in seq.tables)
@@ -163,7 +164,7 @@ class BlockTables:
         """Will a running row soon keep a state that saves this waiting sequence from computing the same tokens? It is
         looked up once until that row has kept it, and only while there is work `left`."""
         snapshots = self.snapshots
-        if snapshots is None or not snapshots.coming or not seq.group.reads_cache:
+        if not snapshots.coming or not seq.group.reads_cache:
             return False
         if isinstance(seq.awaits, Node) and _may_be_kept(seq.awaits) and snapshots.comes(seq.awaits, seq):
             return True
@@ -280,8 +281,7 @@ class BlockTables:
         seq.tables = []
         seq.capacity = seq.published = 0
         seq.node = None
-        if self.snapshots is not None:
-            self.snapshots.close(seq)
+        self.snapshots.close(seq)
 
     # ------------------------------------------------------------ prefix cache
 

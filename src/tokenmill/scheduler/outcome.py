@@ -129,10 +129,9 @@ class Outcome:
 
     def _confirm(self, seq: Sequence) -> None:
         """Attach the state that was kept on the way: its tokens are known now."""
-        if self.tables.snapshots is not None:
-            new = self.tables.publish(seq, min(len(seq.tokens), seq.computed))
-            self.tables.cache.listener.published(new)
-            self.tables.snapshots.confirm(seq)
+        new = self.tables.publish(seq, min(len(seq.tokens), seq.computed))
+        self.tables.cache.listener.published(new)
+        self.tables.snapshots.confirm(seq)
 
     def _special(self, seq: Sequence, i: int, result: StepResult, deltas: list[TokenDelta]) -> bool:
         """Handle the rare parts of a result; True: there is nothing else to do for this sequence."""

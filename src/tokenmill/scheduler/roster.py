@@ -196,7 +196,7 @@ class Roster:
     def attach(self, parent: Sequence, child: Sequence, computed: int) -> None:
         """Start a fork on shared blocks. It waits if no row is free, or if rows have states: states are not shared, so
         it starts behind the last one that was kept."""
-        if not self.free_rows or not parent.tables or self.tables.snapshots is not None:
+        if not self.free_rows or not parent.tables or self.tables.stateful:
             self.wait(child)
             return
         child.computed = computed

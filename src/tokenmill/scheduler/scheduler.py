@@ -103,8 +103,7 @@ class Scheduler:
         self._next_plan += 1
         self.counters.steps += 1
         self.flying.append(flight)
-        if flight.kept and self.tables.snapshots is not None:
-            self.tables.snapshots.planned(flight.kept)
+        self.tables.snapshots.planned(flight.kept)
         for seq in flight.spawning:
             self.roster.spawn(seq)
         return plan
@@ -204,8 +203,8 @@ class Scheduler:
         if seq.constraint is not None or group.sampling.has_processors:
             plan.late.append(seq.row)
         flight.nodes += self.tables.publish(seq, min(len(seq.tokens), end))
-        if end >= seq.save_at:
-            self._save(seq, position, end, flight)
+        if end >= seq.save_at and (kept := self.tables.snapshots.save(seq, position, end, plan)) is not None:
+            flight.kept.append(kept)
         plan.rows.append(seq.row)
         plan.counts.append(count)
         plan.samples.append(sample)
@@ -224,13 +223,6 @@ class Scheduler:
             self.counters.prompt_tokens += new
             self.counters.recomputed += min(seq.num_prompt, position + count) - position - new
         return count
-
-    def _save(self, seq: Sequence, position: int, end: int, flight: Flight) -> None:
-        """Plan to keep a state, if the grant of [position, end) may pass the position where one is wanted."""
-        if self.tables.snapshots is not None:
-            kept = self.tables.snapshots.save(seq, position, end, flight.plan)
-            if kept is not None:
-                flight.kept.append(kept)
 
     def _rematch(self, seq: Sequence, position: int) -> int:
         """Skip blocks of this prompt that other sequences have computed since its last grant; returns the tokens
@@ -308,7 +300,7 @@ class Scheduler:
                 plan.appended[seq.row] = seq.appended
         seq.jumped = False
         seq.appended = []
-        if seq.restore >= 0 and self.tables.snapshots is not None:
+        if seq.restore >= 0:
             self.tables.snapshots.tell(seq, plan)
         self.tables.edits(seq, plan)
 
@@ -469,8 +461,7 @@ class Scheduler:
             self.tables.cache.unfollow()
         for record in [flight, *self.flying]:
             self.tables.cache.retract(record.nodes)
-            if record.kept and self.tables.snapshots is not None:
-                self.tables.snapshots.failed(record.kept)
+            self.tables.snapshots.failed(record.kept)
             for seq in record.seqs:
                 seq.inflight = 0
                 if seq.status == FINISHED and seq.row >= 0:

@@ -280,8 +280,7 @@ def check_all_free(scheduler: Scheduler, held: set[bytes]) -> None:
     tables.cache.clear()
     hear(held, tables)
     assert not held, "the cache is empty, and its blocks count as being there"
-    if snapshots is not None:
-        assert sorted(snapshots.free) == list(range(snapshots.num_slots)) and not snapshots.readers, "slots lost"
+    assert sorted(snapshots.free) == list(range(snapshots.num_slots)) and not snapshots.readers, "slots lost"
     for pool in tables.pools:
         assert len(pool.stack) == pool.num_blocks, "blocks lost by the cache"
 

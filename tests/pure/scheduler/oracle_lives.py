@@ -370,9 +370,8 @@ class Lives:
         assert all(pool.held == pool.shared == 0 for pool in tables.pools), "blocks leaked"
         tables.cache.clear()
         assert all(len(pool.stack) == pool.num_blocks for pool in tables.pools), "blocks lost by the cache"
-        if tables.snapshots is not None:
-            assert sorted(tables.snapshots.free) == list(range(tables.snapshots.num_slots)), "slots lost"
-            assert not tables.snapshots.readers and not tables.snapshots.coming
+        assert sorted(tables.snapshots.free) == list(range(tables.snapshots.num_slots)), "slots lost"
+        assert not tables.snapshots.readers and not tables.snapshots.coming
 
 
 def fresh(search: BeamSearch) -> BeamSearch:

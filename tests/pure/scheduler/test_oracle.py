@@ -274,7 +274,7 @@ def test_a_prefix_taken_up_where_no_state_was_kept_is_caught() -> None:
     def sabotage(scheduler: Scheduler) -> None:
         honest = scheduler.tables.cache.usable
         scheduler.tables.cache.usable = lambda before, path, states=False: honest(before, path)  # type: ignore[method-assign]
-        if scheduler.tables.snapshots is not None:
+        if scheduler.tables.stateful:
             scheduler.tables.snapshots.restore = lambda seq, node: None  # type: ignore[method-assign]
 
     assert caught(sabotage)
@@ -282,7 +282,7 @@ def test_a_prefix_taken_up_where_no_state_was_kept_is_caught() -> None:
 
 def test_states_of_a_failed_plan_that_are_found_later_are_caught() -> None:
     def sabotage(scheduler: Scheduler) -> None:
-        if scheduler.tables.snapshots is not None:
+        if scheduler.tables.stateful:
             scheduler.tables.snapshots.failed = lambda kept: None  # type: ignore[method-assign]
             scheduler.tables.cache.retract = lambda nodes: None  # type: ignore[method-assign]
 
@@ -293,7 +293,7 @@ def test_a_state_that_is_kept_where_the_host_hopes_to_be_is_caught() -> None:
     """How many drafts stood is known with the commit: a state beyond them is not there."""
 
     def sabotage(scheduler: Scheduler) -> None:
-        if scheduler.tables.snapshots is not None:
+        if scheduler.tables.stateful:
             honest = scheduler.tables.snapshots.save
 
             def hopeful(seq: Sequence, position: int, end: int, plan: StepPlan) -> Kept | None:
@@ -323,7 +323,7 @@ def test_states_restored_after_their_slots_were_written_again_are_caught() -> No
 
     def sabotage(scheduler: Scheduler) -> None:
         snapshots = scheduler.tables.snapshots
-        if snapshots is not None:
+        if scheduler.tables.stateful:
             honest = snapshots.save
 
             def early(seq: Sequence, position: int, end: int, plan: StepPlan) -> Kept | None:

@@ -150,10 +150,8 @@ class AllGauges:
         self.before[number] = gauges.read(up=False).after(self.before[number])
 
 
-def _states(snapshots: Snapshots | None) -> dict[str, int]:
+def _states(snapshots: Snapshots) -> dict[str, int]:
     """Numbers about kept states of recurrent layers, by their names in EngineStats."""
-    if snapshots is None:
-        return {}
     return {
         "states_kept": len(snapshots.fresh) + len(snapshots.proven),
         "state_slots": snapshots.num_slots,
