@@ -120,8 +120,13 @@ void norm(const NormSpec& spec, Address x, Address out, int64_t rows, int64_t st
   submit(static_cast<double>(rows * spec.width), [op] { table().norm(op); });
 }
 
+Act act_of(int kind) {
+  require(kind >= 0 && kind < static_cast<int>(Act::count), "no such activation");
+  return static_cast<Act>(kind);
+}
+
 void act(Address x, Address out, int64_t rows, int64_t width, int type, int kind) {
-  const ActOp op{raw(x), raw(out), rows, width, static_cast<Type>(type), static_cast<Act>(kind)};
+  const ActOp op{raw(x), raw(out), rows, width, static_cast<Type>(type), act_of(kind)};
   submit(static_cast<double>(rows * width) * 4, [op] { table().act(op); });
 }
 
@@ -346,14 +351,12 @@ struct Matrix {
     op.stride = stride;
     op.type = static_cast<Type>(type);
     op.out_f32 = out_f32;
-    op.act = static_cast<Act>(kind);
+    op.act = act_of(kind);
     if (norm) {
       require(norm->width == k, "the norm's width is not the matrix's");
       op.norm = norm->norm;
     }
-    const bool gated = op.act == Act::silu_mul || op.act == Act::gelu_mul || op.act == Act::gelu_tanh_mul ||
-                       op.act == Act::oai_swiglu;
-    require(!gated || n % (2 * kTileColumns) == 0, "a gated activation needs halves of whole tiles");
+    require(!gated(op.act) || n % (2 * kTileColumns) == 0, "a gated activation needs halves of whole tiles");
     if (Tape* tape = Tape::recording()) tape->add(op);
     run(static_cast<double>(n * k) * static_cast<double>(rows), [&op] { table().linear(op); });
   }
@@ -428,16 +431,14 @@ struct Experts {
   Act act;
 
   Experts(const std::vector<const Matrix*>& up, const std::vector<const Matrix*>& down, int kind)
-      : act(static_cast<Act>(kind)) {
+      : act(act_of(kind)) {
     require(!up.empty() && up.size() == down.size(), "every expert has two matrices");
-    const bool gated = act == Act::silu_mul || act == Act::gelu_mul || act == Act::gelu_tanh_mul ||
-                       act == Act::oai_swiglu;
-    inner = up[0]->n / (gated ? 2 : 1);
+    inner = up[0]->n / (gated(act) ? 2 : 1);
     whole = down[0]->n == up[0]->k && down[0]->k == inner;
     for (size_t e = 0; e < up.size(); ++e) {
       require(up[e]->k == up[0]->k && up[e]->n == up[0]->n, "experts differ in shape");
       require(down[e]->k == down[0]->k && down[e]->n == down[0]->n, "experts differ in shape");
-      require(!gated || up[e]->n % (2 * kTileColumns) == 0, "a gated activation needs halves of whole tiles");
+      require(!gated(act) || up[e]->n % (2 * kTileColumns) == 0, "a gated activation needs halves of whole tiles");
       ups.push_back(up[e]->ref());
       downs.push_back(down[e]->ref());
     }

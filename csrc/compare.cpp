@@ -109,10 +109,9 @@ void elementwise(Random& random) {
   if (type == Type::f32 && random.coin()) {
     reinterpret_cast<float*>(x.data())[random.below(rows * width)] = random.of({INFINITY, -INFINITY, NAN});
   }
-  for (int act = static_cast<int>(Act::silu); act <= static_cast<int>(Act::oai_swiglu); ++act) {
+  for (int act = static_cast<int>(Act::silu); act < static_cast<int>(Act::count); ++act) {
     const Act kind = static_cast<Act>(act);
-    const bool gated = kind == Act::silu_mul || kind == Act::gelu_mul || kind == Act::gelu_tanh_mul || kind == Act::oai_swiglu;
-    both("act " + std::to_string(act), type, rows * width / (gated ? 2 : 1), near, [&](const Table& t, void* out) {
+    both("act " + std::to_string(act), type, rows * width / (gated(kind) ? 2 : 1), near, [&](const Table& t, void* out) {
       t.act({x.data(), out, rows, width, type, kind});
     });
   }
@@ -218,7 +217,7 @@ void linear(Random& random, Format format) {
   op.stride = k;
   op.type = type;
   op.out_f32 = !op.residual && !gated;
-  op.act = gated ? random.of({Act::silu_mul, Act::gelu_tanh_mul}) : random.of({Act::none, Act::silu});
+  op.act = gated ? random.of({Act::silu_mul, Act::gelu_tanh_mul, Act::clipped_silu_mul}) : random.of({Act::none, Act::silu});
   if (random.coin()) op.norm = random_norm(random, scale, scale, type);
   const Type result = op.out_f32 ? Type::f32 : type;
   const int64_t width = gated ? n / 2 : n;

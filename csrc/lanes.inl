@@ -84,9 +84,10 @@ TM_INLINE F gelu_tanh(F x) {
   return mul(mul(splat(0.5f), x), add(splat(1.0f), tanh(mul(splat(0.79788456080286536f), inner))));
 }
 
-TM_INLINE bool gated(Act act) {
-  return act == Act::silu_mul || act == Act::gelu_mul || act == Act::gelu_tanh_mul || act == Act::oai_swiglu;
-}
+// Clipped numbers; NaN stays, as it does in torch.
+TM_INLINE F clip_above(F x, float limit) { return min(splat(limit), x); }
+TM_INLINE F clip(F x, float limit) { return max(splat(-limit), clip_above(x, limit)); }
+
 // The value of a plain activation of x, or of a gated one with gate x.
 TM_SHARED static F activate(Act act, F x, F up) {
   switch (act) {
@@ -99,11 +100,11 @@ TM_SHARED static F activate(Act act, F x, F up) {
     case Act::gelu_mul: return mul(gelu(x), up);
     case Act::gelu_tanh_mul: return mul(gelu_tanh(x), up);
     case Act::oai_swiglu: {
-      const F gate = min(x, splat(7.0f));
-      const F value = max(min(up, splat(7.0f)), splat(-7.0f));
-      return mul(add(value, splat(1.0f)), mul(gate, sigmoid(mul(splat(1.702f), gate))));
+      const F gate = clip_above(x, 7.0f);
+      return mul(add(clip(up, 7.0f), splat(1.0f)), mul(gate, sigmoid(mul(splat(1.702f), gate))));
     }
-    case Act::none: break;
+    case Act::clipped_silu_mul: return mul(silu(clip_above(x, 10.0f)), clip(up, 10.0f));
+    case Act::none: case Act::count: break;
   }
   return x;
 }

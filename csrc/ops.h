@@ -11,7 +11,14 @@
 namespace tokenmill {
 
 enum class Type : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };  // int8, int4: stored keys and values only
-enum class Act : int { none, silu, gelu, gelu_tanh, relu, silu_mul, gelu_mul, gelu_tanh_mul, relu2, oai_swiglu };
+enum class Act : int {
+  none, silu, gelu, gelu_tanh, relu, silu_mul, gelu_mul, gelu_tanh_mul, relu2, oai_swiglu, clipped_silu_mul, count
+};
+// Does it take [gate | up], and halve the width?
+constexpr bool gated(Act act) {
+  return act == Act::silu_mul || act == Act::gelu_mul || act == Act::gelu_tanh_mul || act == Act::oai_swiglu ||
+         act == Act::clipped_silu_mul;
+}
 #if defined(__aarch64__)
 enum class Isa : int { scalar, neon, neon_dot, neon_bf16 };  // each machine has all up to its best
 #else

@@ -72,31 +72,33 @@ def settled(kernels, hidden: int, inner: int, count: int, dtype: torch.dtype, bi
     return ups, downs
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize(
+    ("bits", "act"), [(16, "silu_mul"), (8, "silu_mul"), (4, "silu_mul"), (16, "clipped_silu_mul")]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @FEW
 @given(tokens=st.integers(1, 30), top_k=st.integers(1, 3), bias=st.booleans(), seed=st.integers(0, 99))
-def test_experts_as_one_call(kernels, bits, dtype, tokens, top_k, bias, seed):
+def test_experts_as_one_call(kernels, bits, act, dtype, tokens, top_k, bias, seed):
     """The same products one by one, in the same order of additions; experts of other ranks add nothing."""
     hidden, inner, count = 96, 64, 5
     weights = settled(kernels, hidden, inner, count, dtype, bits, bias)
-    x, gates = random(tokens, hidden, seed=seed).to(dtype), random(tokens, top_k, seed=seed + 1).abs()
+    x, gates = (random(tokens, hidden, seed=seed) * 4).to(dtype), random(tokens, top_k, seed=seed + 1).abs()
     pick = torch.Generator().manual_seed(seed)
     ids = torch.stack([torch.randperm(count + 2, generator=pick)[:top_k] - 1 for _ in range(tokens)])
     ctx = ForwardContext(kernels, ids, ids, ids, 1, [], [])
-    got = kernels.experts(x, weights, ids, gates, "silu_mul", ctx)
+    got = kernels.experts(x, weights, ids, gates, act, ctx)
     assert kernels.counters()["experts"]["fallbacks"] == 0
     want = torch.zeros(tokens, hidden)
     for t in range(tokens):
         for j in range(top_k):
             e = int(ids[t, j])
             if 0 <= e < count:
-                y = weights[1][e].matmul(weights[0][e].matmul(x[t : t + 1], ctx, act="silu_mul"), ctx)[0]
+                y = weights[1][e].matmul(weights[0][e].matmul(x[t : t + 1], ctx, act=act), ctx)[0]
                 want[t] += gates[t, j] * y.float()
     close = 1e-5 if dtype == torch.float32 else 2e-2
     assert (got.float() - want).abs().max() <= close * want.abs().max().clamp(min=1.0)
     for t in {0, tokens - 1}:
-        one = kernels.experts(x[t : t + 1], weights, ids[t : t + 1], gates[t : t + 1], "silu_mul", ctx)
+        one = kernels.experts(x[t : t + 1], weights, ids[t : t + 1], gates[t : t + 1], act, ctx)
         assert torch.equal(one[0], got[t])
 
 

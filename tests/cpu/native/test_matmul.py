@@ -268,13 +268,16 @@ def test_a_row_has_the_same_bytes_in_any_company(kernels, threads, dtype, output
             assert torch.equal(kernels.product(x[index], packed), alone[index]), (packed.format, count)
 
 
-def test_fused_rows_have_the_same_bytes_in_any_company(kernels):
+@pytest.mark.parametrize("act", ["silu_mul", "clipped_silu_mul"])
+def test_fused_rows_have_the_same_bytes_in_any_company(kernels, act):
     x, residual = random(50, 160, dtype=torch.bfloat16), random(50, 64, dtype=torch.bfloat16, seed=4)
     norm = NormSpec(random(160, dtype=torch.bfloat16, seed=3), 1e-5)
     for packed in formats(128, 160, torch.bfloat16):
-        whole = kernels.product(x, packed, norm=norm, act="silu_mul", residual=residual)
+        whole = kernels.product(x, packed, norm=norm, act=act, residual=residual)
+        apart = kernels.add(residual, kernels.activate(kernels.product(x, packed, norm=norm), act))
+        assert (whole - apart).abs().max() <= 2e-2 * apart.abs().max(), "rounded once, not three times"
         for i in (0, 17, 49):
-            one = kernels.product(x[i : i + 1], packed, norm=norm, act="silu_mul", residual=residual[i : i + 1])
+            one = kernels.product(x[i : i + 1], packed, norm=norm, act=act, residual=residual[i : i + 1])
             assert torch.equal(one, whole[i : i + 1])
 
 

@@ -13,7 +13,8 @@ from tokenmill.kernels.reference import ReferenceKernels
 REFERENCE = ReferenceKernels()
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 9e-3}
-ACTS = ["silu", "gelu", "gelu_tanh", "relu", "relu2", "silu_mul", "gelu_mul", "gelu_tanh_mul", "oai_swiglu"]
+ACTS = ["silu", "gelu", "gelu_tanh", "relu", "relu2", "silu_mul", "gelu_mul", "gelu_tanh_mul", "oai_swiglu",
+        "clipped_silu_mul"]  # fmt: skip
 FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -61,6 +62,23 @@ def test_activation(kernels, dtype, act):
     got = kernels.activate(x, act)
     close(got, REFERENCE.activate(x.double().float(), act))
     assert torch.equal(torch.cat([kernels.activate(row[None], act) for row in x]), got)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("act", ["oai_swiglu", "clipped_silu_mul"])
+def test_clipped_numbers(kernels, dtype, act):
+    """On both sides of each limit, endless ones, and NaN, which no limit hides."""
+    edges = torch.tensor([-torch.inf, -30.0, -10.0, -7.0, -6.9, 0.0, 6.9, 7.0, 9.9, 10.0, 10.1, 30.0, torch.inf])
+    gate, up = (side.flatten() for side in torch.meshgrid(edges[1:], edges, indexing="ij"))
+    x = torch.cat([gate, up])[None].to(dtype)
+    got = kernels.activate(x, act)
+    close(got, REFERENCE.activate(x, act))
+    assert got.isfinite().all() and kernels.counters()["activate"]["fallbacks"] == 0
+    half, columns = x.shape[1] // 2, torch.tensor([3, 40])
+    for side in (0, half):
+        bad = x.clone()
+        bad[0, side + columns] = torch.nan
+        assert torch.equal(kernels.activate(bad, act).isnan()[0].nonzero().flatten(), columns)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -13,8 +13,7 @@ ACTS: dict[str | None, int] = {
     "gelu_tanh_mul": 7,
     "relu2": 8,
     "oai_swiglu": 9,
+    "clipped_silu_mul": 10,
 }
-GATED = frozenset({"silu_mul", "gelu_mul", "gelu_tanh_mul", "oai_swiglu"})
+GATED = frozenset({"silu_mul", "gelu_mul", "gelu_tanh_mul", "oai_swiglu", "clipped_silu_mul"})
 """Those of [gate | up]."""
-IN_TORCH = frozenset({"clipped_silu_mul"})
-"""Those that csrc does not know; they are gated."""

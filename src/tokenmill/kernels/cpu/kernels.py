@@ -37,7 +37,7 @@ from tokenmill.compute.forward import (
 from tokenmill.kernels.adapters import addends
 from tokenmill.kernels.cpu import states
 from tokenmill.kernels.cpu.accept import accept_chains_, accept_trees_
-from tokenmill.kernels.cpu.activation_codes import ACTS, GATED, IN_TORCH
+from tokenmill.kernels.cpu.activation_codes import ACTS, GATED
 from tokenmill.kernels.cpu.adapters import Addends, BoundSites
 from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundNorms, BoundPlan
 from tokenmill.kernels.cpu.choose import choose, greedy
@@ -115,9 +115,6 @@ class CpuKernels(ReferenceKernels):
                 return self._plain_product(x, weight, bias, (norm, act, residual, delta))
             packed = self._pack(weight, bias)
         width = packed.n
-        if act in IN_TORCH:
-            y = self.activate(self.product(x, packed, norm=norm, delta=delta), act)
-            return y if residual is None else self.add(residual, y)
         if act in GATED:
             width //= 2
             if width % _native.TILE_COLUMNS:
@@ -308,7 +305,7 @@ class CpuKernels(ReferenceKernels):
         if gate is not None:
             return self._gate(x, act, gate)
         kind = TYPES.get(x.dtype)
-        if kind is None or act in IN_TORCH:
+        if kind is None:
             self.count("activate", fallback=True)
             return super().activate(x, act)
         self.count("activate")
@@ -449,7 +446,7 @@ class CpuKernels(ReferenceKernels):
         """None: csrc cannot. Without an activation: what the first half was bound to."""
         bound = self._experts.get(id(weights))
         if bound is None or bound.weights is not weights:
-            if act is None or act in IN_TORCH:
+            if act is None:
                 return None
             bound = self._experts[id(weights)] = BoundExperts(weights, ACTS[act], gated=act in GATED)
         able = x.dtype in TYPES and bound.native is not None

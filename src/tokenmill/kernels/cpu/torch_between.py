@@ -42,8 +42,8 @@ _WHOLE = frozenset(
     _named(
         "amax arange arange.start argmax einsum flatten.using_ints full ge.Scalar ge.Tensor gelu gt.Scalar gt.Tensor "
         "le.Scalar lt.Scalar remainder.Scalar masked_fill.Scalar max.dim new_zeros ones ones_like outer pad pow.Scalar "
-        "repeat_interleave.self_int reshape rsub.Scalar softmax.int softplus sort.stable square topk var.correction "
-        "where.ScalarOther where.ScalarSelf zeros zeros_like"
+        "repeat repeat_interleave.self_int reshape rsub.Scalar softmax.int softplus sort.stable square topk "
+        "var.correction where.ScalarOther where.ScalarSelf zeros zeros_like"
     )
 )
 """Computed anew, and copied to where it was."""
