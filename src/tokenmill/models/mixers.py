@@ -271,13 +271,16 @@ def _olmo_kinds(c: ModelConfig) -> list[str]:
     return kinds if "full_attention" in kinds else [*kinds[:-1], "full_attention"]
 
 
-def lfm2_convolution(c: ModelConfig, at: Build, index: int) -> Block | None:
-    """A short convolution in the layers that `layer_types` names."""
-    kinds = lfm3_kinds(c) if c.architecture == "Lfm3ForCausalLM" else lfm2_kinds(c)
-    if kinds[index] != "conv":
-        return None
-    taps = c.get("conv_L_cache", int, 3, low=2, high=16)
-    return GatedConvolution(at.at("conv"), c.need("hidden_size", int), taps, bias=c.get("conv_bias", bool, False))
+def short_convolutions(kinds: Callable[[ModelConfig], list[str]]) -> Mixer:
+    """A short convolution in the layers of kind "conv"."""
+
+    def mixer(c: ModelConfig, at: Build, index: int) -> Block | None:
+        if kinds(c)[index] != "conv":
+            return None
+        taps = c.get("conv_L_cache", int, 3, low=2, high=16)
+        return GatedConvolution(at.at("conv"), c.need("hidden_size", int), taps, bias=c.get("conv_bias", bool, False))
+
+    return mixer
 
 
 def lfm2_kinds(c: ModelConfig) -> list[str]:

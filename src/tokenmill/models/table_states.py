@@ -314,7 +314,7 @@ ROWS: dict[str, Family] = {
                ignored=("block_dim", "block_norm_eps", "block_out_init_scale", "block_use_xavier_init", "conv_dim",
                         "conv_dim_out", "conv_use_xavier_init", "num_heads")),
         Shape(
-            mixer=mixers.lfm2_convolution,
+            mixer=mixers.short_convolutions(mixers.lfm2_kinds),
             attend=Attend(out="out_proj", norms=HeadNorms(names=("q_layernorm", "k_layernorm"))),
             norms=Norms(eps="norm_eps", before=("operator_norm", "ffn_norm"), last="embedding_norm"),
             feed=Feed("feed_forward", ("w1", "w3", "w2"), fixed="silu", inner=_lfm2_inner),
@@ -332,7 +332,7 @@ ROWS: dict[str, Family] = {
                only={**NO_BIAS, "use_expert_bias": (True,), "use_pos_enc": (True,), "hidden_act": ("silu",)},
                ignored=(*MOE, "conv_dim", "conv_dim_out", "num_heads")),
         Shape(
-            mixer=mixers.lfm2_convolution,
+            mixer=mixers.short_convolutions(mixers.lfm2_kinds),
             attend=Attend(out="out_proj", norms=HeadNorms(names=("q_layernorm", "k_layernorm"))),
             norms=Norms(eps="norm_eps", before=("operator_norm", "ffn_norm"), last="embedding_norm"),
             feed=Feed("feed_forward", ("w1", "w3", "w2"), fixed="silu"),
@@ -352,7 +352,7 @@ ROWS: dict[str, Family] = {
                          "use_attention_gate": True, "attention_bias": False},
                only={**NO_MLP_BIAS, "hidden_act": ("silu",)}),
         Shape(
-            mixer=mixers.lfm2_convolution,
+            mixer=mixers.short_convolutions(mixers.lfm3_kinds),
             attend=Attend(
                 bias="attention_bias", norms=HeadNorms(), layer=_lfm3_kind,
                 rope=positions.layered_rope(

@@ -2,7 +2,7 @@
 its figures.
 
 Endpoints differ in how they make a prompt and what their answers look like; everything in between is here.
-Must not know: HTTP, shapes of answers.
+Must not know: routes, shapes of answers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is kept for later, for every API. Owns: who may see it, how much there is, and what is dropped to make room.
 
 Things are kept as encoded bytes, and these are counted. If there is too much, the key that keeps most loses its least
-recently used thing: no key can push out another's. Must not know: HTTP, what any API keeps.
+recently used thing: no key can push out another's. Must not know: routes, what any API keeps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The loop around a loaded model. Owns: wiring scheduler, executor, admission and text, as options say."""
+"""Options become engines, one or several. Owns: wiring scheduler, executor, admission and text. Must not know: callers,
+HTTP."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Stored conversations. Owns: their items in order, each encoded, and how they are shown.
 
-Must not know: HTTP, what items mean.
+Must not know: routes, what items mean.
 """
 
 from __future__ import annotations

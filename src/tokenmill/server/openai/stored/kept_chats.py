@@ -1,6 +1,6 @@
 """Stored chats. Owns: the request and the answer, both encoded, and how they are shown.
 
-Must not know: HTTP, how answers are made.
+Must not know: routes, how answers are made.
 """
 
 from __future__ import annotations
