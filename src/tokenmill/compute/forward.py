@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from tokenmill.compute.adapters import AdapterSite, Delta, SiteStack
 from tokenmill.compute.descriptors import (
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "Again", "Act", "AttentionSpec", "ConvSpec", "DeltaSpec", "DRAWN", "Cuts", "Draws", "ForwardContext",
+    "Again", "Act", "Around", "AttentionSpec", "ConvSpec", "DeltaSpec", "DRAWN", "Cuts", "Draws", "ForwardContext",
     "FusedMixture", "GateAct", "GroupPlan", "KVFormat", "KVSpec", "KVView", "Kernels", "Mixture", "ModelSpec",
     "NormSpec", "Packed", "Paths", "Recurrence", "RopeSpec", "RouteSpec", "ScanSpec", "SpaceSpec", "StateSpec",
     "StepRows", "StoredMatrix", "Touches", "Weight", "Xielu",
@@ -145,22 +145,22 @@ class FusedMixture(Protocol):
         ...
 
 
+class Around(TypedDict, total=False):
+    """What surrounds a product. delta: what adapters do to it before its activation."""
+
+    norm: NormSpec | None
+    act: Act | None
+    residual: Tensor | None
+    delta: Delta | None
+
+
 class Weight(Protocol):
     """A matrix [out, in] in some format: loads, concatenates, splits and multiplies itself."""
 
     shape: tuple[int, int]
 
-    def matmul(
-        self,
-        x: Tensor,
-        ctx: ForwardContext,
-        *,
-        norm: NormSpec | None = None,
-        act: Act | None = None,
-        residual: Tensor | None = None,
-        delta: Delta | None = None,
-    ) -> Tensor:
-        """residual + act(norm(x) @ W.T + bias); delta: what adapters do to the product before its activation."""
+    def matmul(self, x: Tensor, ctx: ForwardContext, **around: Unpack[Around]) -> Tensor:
+        """residual + act(norm(x) @ W.T + bias)."""
         ...
 
     def open(self, x: Tensor, ctx: ForwardContext, delta: Delta | None = None) -> Tensor | None:
@@ -264,15 +264,7 @@ class Kernels(RoundsLines, Protocol):
         ...
 
     def product(
-        self,
-        x: Tensor,
-        weight: Tensor | StoredMatrix | Packed,
-        bias: Tensor | None = None,
-        *,
-        norm: NormSpec | None = None,
-        act: Act | None = None,
-        residual: Tensor | None = None,
-        delta: Delta | None = None,
+        self, x: Tensor, weight: Tensor | StoredMatrix | Packed, bias: Tensor | None = None, **around: Unpack[Around]
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias) [T, N] in x's dtype, sums in float32; x [T, K].
 

@@ -7,7 +7,7 @@ bytes whatever other rows are in the call (row_stable.py and paged.py show how).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from tokenmill.compute.adapters import AdapterSite, Delta
 from tokenmill.compute.forward import (
     Act,
     Again,
+    Around,
     AttentionSpec,
     Draws,
     ForwardContext,
@@ -99,20 +100,10 @@ class ReferenceKernels:
         self.count("norm")
         return pointwise.norm(x, spec)
 
-    def product(
-        self,
-        x: Tensor,
-        weight: Any,
-        bias: Tensor | None = None,
-        *,
-        norm: NormSpec | None = None,
-        act: Act | None = None,
-        residual: Tensor | None = None,
-        delta: Delta | None = None,
-    ) -> Tensor:
+    def product(self, x: Tensor, weight: Any, bias: Tensor | None = None, **around: Unpack[Around]) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias), one operation after the other."""
-        y = self.multiply(x if norm is None else self.norm(x, norm), weight, bias)
-        return self._around(y, act, residual, delta)
+        y = self.multiply(x if (norm := around.get("norm")) is None else self.norm(x, norm), weight, bias)
+        return self._around(y, around.get("act"), around.get("residual"), around.get("delta"))
 
     def open_product(self, x: Tensor, weight: Tensor, bias: Tensor | None, delta: Delta | None) -> Tensor | None:
         """None: whole products are as fast."""

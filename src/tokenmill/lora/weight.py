@@ -8,13 +8,13 @@ step without adapted rows multiplies as if this wrapper were not there. Must not
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, Unpack
 
 import torch
 from torch import Tensor
 
 from tokenmill.compute.adapters import AdapterSite, Delta
-from tokenmill.compute.forward import Act, ForwardContext, Kernels, NormSpec, Weight
+from tokenmill.compute.forward import Around, ForwardContext, Kernels, Weight
 from tokenmill.core.errors import ModelError
 from tokenmill.quant.base import WeightBase
 
@@ -82,28 +82,19 @@ class LoraWeight(WeightBase):
         """The base's packed form, for backends that name many weights in one call."""
         return getattr(self.base, "packed", None)
 
-    def matmul(
-        self,
-        x: Tensor,
-        ctx: ForwardContext,
-        *,
-        norm: NormSpec | None = None,
-        act: Act | None = None,
-        residual: Tensor | None = None,
-        delta: Delta | None = None,
-    ) -> Tensor:
+    def matmul(self, x: Tensor, ctx: ForwardContext, **around: Unpack[Around]) -> Tensor:
         """residual + act(norm(x) @ W.T + bias + what the row's adapter adds)."""
         rows, site = ctx.rows, self.site
         if not self._takes_part(ctx):
-            done: Tensor = self.base.matmul(x, ctx, norm=norm, act=act, residual=residual)
+            done: Tensor = self.base.matmul(x, ctx, **around)
             return done
         assert rows is not None and rows.adapters is not None and site is not None
         if site.used:
-            h = x if norm is None else ctx.kernels.norm(x, norm)
+            h = x if (norm := around.get("norm")) is None else ctx.kernels.norm(x, norm)
             low = ctx.kernels.adapt(h, site, rows.adapters)
-            delta = Delta(site, h, low, rows.adapters)
-        y: Tensor = self.base.matmul(x, ctx, norm=norm, act=act, residual=residual, delta=delta)
-        return self._replaced(y, x, ctx, norm, act, residual) if site.whole else y
+            around["delta"] = Delta(site, h, low, rows.adapters)
+        y: Tensor = self.base.matmul(x, ctx, **around)
+        return self._replaced(y, x, ctx, around) if site.whole else y
 
     def open(self, x: Tensor, ctx: ForwardContext, delta: Delta | None = None) -> Tensor | None:
         """As the base, with what adapters add; where one replaces it, it is not made so."""
@@ -121,27 +112,16 @@ class LoraWeight(WeightBase):
         rows, site = ctx.rows, self.site
         return rows is not None and rows.adapters is not None and site is not None and bool(site.used or site.whole)
 
-    def _replaced(
-        self,
-        y: Tensor,
-        x: Tensor,
-        ctx: ForwardContext,
-        norm: NormSpec | None,
-        act: Act | None,
-        residual: Tensor | None,
-    ) -> Tensor:
+    def _replaced(self, y: Tensor, x: Tensor, ctx: ForwardContext, around: Around) -> Tensor:
         """The rows of adapters that bring a matrix of their own. Such steps are never recorded."""
         assert ctx.rows is not None and ctx.rows.adapters is not None and self.site is not None
+        residual, around = around.get("residual"), {**around, "delta": None}
         for slot, weight in self.site.whole.items():
             at = torch.where(ctx.rows.adapters == slot)[0]
             if len(at):
-                beside = None if residual is None else residual[at]
-                y = y.index_copy(0, at, weight.matmul(x[at], ctx, norm=norm, act=act, residual=beside))
+                around["residual"] = None if residual is None else residual[at]
+                y = y.index_copy(0, at, weight.matmul(x[at], ctx, **around))
         return y
-
-    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, in] -> [T, out]."""
-        return self.matmul(x, ctx)
 
     def concat(self, others: list[Weight]) -> Weight:
         """[self; others] along out: one product with the adapters of each part."""
@@ -220,7 +200,7 @@ def bias_of(weight: Any) -> Tensor | None:
     """The bias of a weight that has not settled, in float32."""
     parts = getattr(weight, "parts", None)
     if isinstance(parts, list) and parts and hasattr(parts[0], "shape") and getattr(weight, "bias", None) is None:
-        found = [bias_of(part) if hasattr(part, "linear") else None for part in parts]
+        found = [bias_of(part) if isinstance(part, WeightBase) else None for part in parts]
         if any(bias is not None for bias in found):
             zeros = (torch.zeros(part.shape[0]) for part in parts)
             return torch.cat([none if b is None else b.cpu() for b, none in zip(found, zeros, strict=True)])

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from tokenmill.compute.adapters import Delta
 from tokenmill.compute.forward import (
     Act,
+    Around,
     AttentionSpec,
     ConvSpec,
     DeltaSpec,
@@ -136,18 +136,9 @@ class CountingKernels(ReferenceKernels):
         self.tally.weight_bytes += spec.weight.nbytes
         return self._note(torch.empty_like(x), moved=(2 if gate is None else 3) * x.nbytes)
 
-    def product(
-        self,
-        x: Tensor,
-        weight: Any,
-        bias: Tensor | None = None,
-        *,
-        norm: NormSpec | None = None,
-        act: Act | None = None,
-        residual: Tensor | None = None,
-        delta: Delta | None = None,
-    ) -> Tensor:
+    def product(self, x: Tensor, weight: Any, bias: Tensor | None = None, **around: Unpack[Around]) -> Tensor:
         """[T, N], or [T, N / 2] after a gate; [T, H, N] for one matrix per head."""
+        norm, act, residual = around.get("norm"), around.get("act"), around.get("residual")
         if isinstance(weight, StoredMatrix) and not (norm is None and act is None and residual is None):
             y = self.product(x if norm is None else self.norm(x, norm), weight)
             return self._around(y, act, residual)

@@ -1,20 +1,20 @@
 """What all weight formats share. Owns: norm -> linear -> act -> residual, and mixtures of different formats.
 
 A format that implements `take`, `split`, `rows`, `dense` and `bytes` is multiplied by its dense numbers. A format that
-backends pack is a PackedWeight (packed.py). Formats that work differently override `matmul` and `linear`.
+backends pack is a PackedWeight (packed.py). Formats that work differently override `matmul`, or only `linear`.
 Must not know: layers, models.
 """
 
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor
 
 from tokenmill.compute.adapters import Delta
-from tokenmill.compute.forward import Act, ForwardContext, Kernels, NormSpec, Weight
+from tokenmill.compute.forward import Around, ForwardContext, Kernels, NormSpec, Weight
 from tokenmill.core.errors import ModelError, UnevenError
 
 
@@ -38,13 +38,9 @@ class WeightBase:
     changed: tuple[str, ...] = ()
     """Stored formats whose numbers this weight holds only approximately, because no kernel takes them."""
 
-    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, in] -> [T, out], with the bias. The dense numbers are made anew for every call."""
-        return ctx.kernels.product(x, self.dense(), self.bias)
-
-    def normed(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None) -> Tensor:
-        """norm(x) @ W.T + bias."""
-        return self.linear(x if norm is None else ctx.kernels.norm(x, norm), ctx)
+    def linear(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None) -> Tensor:
+        """norm(x) @ W.T + bias. The dense numbers are made anew for every call."""
+        return ctx.kernels.product(x if norm is None else ctx.kernels.norm(x, norm), self.dense(), self.bias)
 
     def take(self, index: Tensor) -> Self:
         """The rows with these indices [n], in that order."""
@@ -78,23 +74,14 @@ class WeightBase:
         """[self; others] as one weight of this format, or None if that is impossible."""
         return None
 
-    def matmul(
-        self,
-        x: Tensor,
-        ctx: ForwardContext,
-        *,
-        norm: NormSpec | None = None,
-        act: Act | None = None,
-        residual: Tensor | None = None,
-        delta: Delta | None = None,
-    ) -> Tensor:
+    def matmul(self, x: Tensor, ctx: ForwardContext, **around: Unpack[Around]) -> Tensor:
         """residual + act(norm(x) @ W.T + bias)."""
-        kernels, y = ctx.kernels, self.normed(x, ctx, norm)
-        if delta is not None:
+        kernels, y = ctx.kernels, self.linear(x, ctx, around.get("norm"))
+        if (delta := around.get("delta")) is not None:
             y = kernels.add_delta(y, delta)
-        if act is not None:
+        if (act := around.get("act")) is not None:
             y = kernels.activate(y, act)
-        return y if residual is None else kernels.add(residual, y)
+        return y if (residual := around.get("residual")) is None else kernels.add(residual, y)
 
     def open(self, x: Tensor, ctx: ForwardContext, delta: Delta | None = None) -> Tensor | None:
         """x @ W.T + bias (and delta) as parts of a sum (`Kernels.open_product`); None: it is not made so."""
@@ -136,13 +123,9 @@ class MixedWeight(WeightBase):
         self.starts = [0, *accumulate(part.shape[0] for part in flat)]
         self.shape = (self.starts[-1], flat[0].shape[1])
 
-    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """The outputs of all parts, side by side."""
-        return self.normed(x, ctx, None)
-
-    def normed(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None) -> Tensor:
-        """The same. Each part norms its input as one matrix of them all would, without rounding in between: a rank's
-        parts may not join where the whole ones do."""
+    def linear(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None) -> Tensor:
+        """The outputs of all parts, side by side. Each part norms its input as one matrix of them all would, without
+        rounding in between: a rank's parts may not join where the whole ones do."""
         return torch.cat([part.matmul(x, ctx, norm=norm) for part in self.parts], dim=-1)
 
     def settle(self, kernels: Kernels) -> Weight:

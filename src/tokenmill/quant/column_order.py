@@ -6,13 +6,12 @@ Must not know: files, layers.
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Self, Unpack
 
 import torch
 from torch import Tensor
 
-from tokenmill.compute.adapters import Delta
-from tokenmill.compute.forward import Act, ForwardContext, Kernels, NormSpec, Weight
+from tokenmill.compute.forward import Around, ForwardContext, Kernels, Weight
 from tokenmill.core.errors import ModelError
 from tokenmill.quant.base import WeightBase
 from tokenmill.quant.grid import GridWeight
@@ -40,23 +39,11 @@ class OrderedWeight(WeightBase):
         self.settled = self.inner.settle(kernels)
         return self
 
-    def matmul(
-        self,
-        x: Tensor,
-        ctx: ForwardContext,
-        *,
-        norm: NormSpec | None = None,
-        act: Act | None = None,
-        residual: Tensor | None = None,
-        delta: Delta | None = None,
-    ) -> Tensor:
+    def matmul(self, x: Tensor, ctx: ForwardContext, **around: Unpack[Around]) -> Tensor:
         """residual + act(norm(x) @ W.T + bias)."""
-        x = x if norm is None else ctx.kernels.norm(x, norm)
-        return (self.settled or self.inner).matmul(x[:, self.order], ctx, act=act, residual=residual, delta=delta)
-
-    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, in] -> [T, out]."""
-        return self.matmul(x, ctx)
+        if (norm := around.pop("norm", None)) is not None:
+            x = ctx.kernels.norm(x, norm)
+        return (self.settled or self.inner).matmul(x[:, self.order], ctx, **around)
 
     def join(self, others: list[Self]) -> Self | None:
         """One matrix if all have the same order. (Tools quantise weights that share an input in the same order.)"""

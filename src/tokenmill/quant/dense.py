@@ -7,13 +7,13 @@ Must not know: checkpoints.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor
 
 from tokenmill.compute.adapters import Delta
-from tokenmill.compute.forward import Act, ForwardContext, Kernels, NormSpec, StoredMatrix, Weight
+from tokenmill.compute.forward import Around, ForwardContext, Kernels, StoredMatrix, Weight
 from tokenmill.core.errors import ModelError
 from tokenmill.quant.base import WeightBase
 from tokenmill.quant.packed import joined_bias
@@ -63,26 +63,11 @@ class DenseWeight(WeightBase):
             self.table = None if self.packed is not None else self.table.to(self.dtype)
         return self
 
-    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, in] -> [T, out]."""
-        return self.matmul(x, ctx)
-
-    def matmul(
-        self,
-        x: Tensor,
-        ctx: ForwardContext,
-        *,
-        norm: NormSpec | None = None,
-        act: Act | None = None,
-        residual: Tensor | None = None,
-        delta: Delta | None = None,
-    ) -> Tensor:
+    def matmul(self, x: Tensor, ctx: ForwardContext, **around: Unpack[Around]) -> Tensor:
         """residual + act(norm(x) @ W.T + bias), in one operation where the backend can."""
         if self.table is None:
-            return ctx.kernels.product(x, self.packed, norm=norm, act=act, residual=residual, delta=delta)
-        return ctx.kernels.product(
-            x, self.table.to(self.dtype), self.bias, norm=norm, act=act, residual=residual, delta=delta
-        )
+            return ctx.kernels.product(x, self.packed, **around)
+        return ctx.kernels.product(x, self.table.to(self.dtype), self.bias, **around)
 
     def open(self, x: Tensor, ctx: ForwardContext, delta: Delta | None = None) -> Tensor | None:
         """x @ W.T + bias (and delta) as parts of a sum, if the backend would have it so."""

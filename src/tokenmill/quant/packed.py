@@ -5,13 +5,12 @@ and bytes of the packed form once there is one, before that of the stored form. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import torch
 from torch import Tensor
 
-from tokenmill.compute.adapters import Delta
-from tokenmill.compute.forward import Act, ForwardContext, Kernels, NormSpec, StoredMatrix, Weight
+from tokenmill.compute.forward import Around, ForwardContext, Kernels, StoredMatrix, Weight
 from tokenmill.quant.base import WeightBase
 
 
@@ -46,23 +45,10 @@ class PackedWeight(WeightBase):
                 self.forget()
         return self
 
-    def matmul(
-        self,
-        x: Tensor,
-        ctx: ForwardContext,
-        *,
-        norm: NormSpec | None = None,
-        act: Act | None = None,
-        residual: Tensor | None = None,
-        delta: Delta | None = None,
-    ) -> Tensor:
+    def matmul(self, x: Tensor, ctx: ForwardContext, **around: Unpack[Around]) -> Tensor:
         """residual + act(norm(x) @ W.T + bias), in one operation where the backend can."""
         weight = self.stored() if self.packed is None else self.packed
-        return ctx.kernels.product(x, weight, norm=norm, act=act, residual=residual, delta=delta)
-
-    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, in] -> [T, out]."""
-        return self.matmul(x, ctx)
+        return ctx.kernels.product(x, weight, **around)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Dense rows [n, in]."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor
 
-from tokenmill.compute.adapters import Delta
-from tokenmill.compute.forward import Act, ForwardContext, Kernels, NormSpec, Weight
+from tokenmill.compute.forward import Around, ForwardContext, Kernels, NormSpec, Weight
 from tokenmill.layers.build import Build
 from tokenmill.quant.base import WeightBase
 from tokenmill.quantize.folds import NormTensors
@@ -90,25 +89,13 @@ class WatchedWeight(WeightBase):
         self.inner = self.inner.settle(kernels)
         return self
 
-    def matmul(
-        self,
-        x: Tensor,
-        ctx: ForwardContext,
-        *,
-        norm: NormSpec | None = None,
-        act: Act | None = None,
-        residual: Tensor | None = None,
-        delta: Delta | None = None,
-    ) -> Tensor:
+    def matmul(self, x: Tensor, ctx: ForwardContext, **around: Unpack[Around]) -> Tensor:
         """As the inner weight."""
-        x = x if norm is None else ctx.kernels.norm(x, norm)
+        if (norm := around.pop("norm", None)) is not None:
+            x = ctx.kernels.norm(x, norm)
         self.seen.note(self.names, x, norm)
-        y: Tensor = self.inner.matmul(x, ctx, act=act, residual=residual, delta=delta)
+        y: Tensor = self.inner.matmul(x, ctx, **around)
         return y
-
-    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, in] -> [T, out]."""
-        return self.matmul(x, ctx)
 
     def join(self, others: list[Self]) -> Self | None:
         """One weight with all the names."""

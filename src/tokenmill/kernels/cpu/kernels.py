@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from tokenmill.compute.adapters import AdapterSite, Delta
 from tokenmill.compute.forward import (
     Act,
     Again,
+    Around,
     AttentionSpec,
     Draws,
     ForwardContext,
@@ -95,25 +96,17 @@ class CpuKernels(ReferenceKernels):
 
     # ------------------------------------------------------------------ matmuls
 
-    def product(
-        self,
-        x: Tensor,
-        weight: Any,
-        bias: Tensor | None = None,
-        *,
-        norm: NormSpec | None = None,
-        act: Act | None = None,
-        residual: Tensor | None = None,
-        delta: Delta | None = None,
-    ) -> Tensor:
+    def product(self, x: Tensor, weight: Any, bias: Tensor | None = None, **around: Unpack[Around]) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias) in x's dtype; weight dense [N, K], or packed (bias within)."""
         kind, packed = TYPES.get(x.dtype), weight
         if type(weight) is not PackedMatrix or kind is None or x.ndim != 2:
             if isinstance(weight, Tensor) and weight.ndim == 3:
                 return self._per_head(x, weight)
             if kind is None or not isinstance(weight, Tensor) or weight.dtype not in TYPES or x.ndim != 2:
-                return self._plain_product(x, weight, bias, (norm, act, residual, delta))
+                return self._plain_product(x, weight, bias, around)
             packed = self._pack(weight, bias)
+        norm, act = around.get("norm"), around.get("act")
+        residual, delta = around.get("residual"), around.get("delta")
         width = packed.n
         if act in GATED:
             width //= 2
@@ -202,19 +195,11 @@ class CpuKernels(ReferenceKernels):
             return super().quantise(weight, bits, group)
         return quantise(weight, "int8" if bits == 8 else "int4", group or _native.GROUP)
 
-    def _plain_product(
-        self,
-        x: Tensor,
-        weight: Any,
-        bias: Tensor | None,
-        around: tuple[NormSpec | None, Act | None, Tensor | None, Delta | None],
-    ) -> Tensor:
-        """around: norm, activation, residual, what adapters add."""
+    def _plain_product(self, x: Tensor, weight: Any, bias: Tensor | None, around: Around) -> Tensor:
         assert not isinstance(weight, PackedMatrix), "packed weights multiply float32 and bfloat16 rows [T, K] only"
         if isinstance(weight, Tensor):
             self.count("linear", fallback=True)
-        norm, act, residual, delta = around
-        return super().product(x, weight, bias, norm=norm, act=act, residual=residual, delta=delta)
+        return super().product(x, weight, bias, **around)
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> PackedMatrix:
         """The packed form of a tensor that somebody else owns: kept while it lives and stays unchanged."""
