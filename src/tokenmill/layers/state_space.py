@@ -65,7 +65,7 @@ class SpaceHeads:
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class SpaceStyle:
     """How families differ around a state: biases of the products and of the convolution, the size of a norm's pieces
     (0: no norm), whether the gate comes before the norm, and factors of the parts of the first product: gates, values,
     keys, queries, paces."""
@@ -119,15 +119,15 @@ def _parts(ctx: ForwardContext, state: int) -> tuple[Tensor, ...]:
 class StateSpace(Projected):
     """Mamba-2: product -> short convolution -> state space -> gate and norm -> output projection (+ residual)."""
 
-    def __init__(self, b: Build, hidden: int, heads: SpaceHeads, around: Around) -> None:
+    def __init__(self, b: Build, hidden: int, heads: SpaceHeads, style: SpaceStyle) -> None:
         b = share_out(b, "layers with a state space", heads.heads, heads.groups)
         parts = [heads.each(heads.dim), *heads.mixed, heads.each(1)]
-        self.product = FusedColumnLinear(b, hidden, "in_proj", parts, bias=around.bias)
-        self.gate, *channels, pace = around.factors
-        self.conv = Convolution(b, heads.mixed, heads.taps, bias=around.conv_bias, factors=channels)
+        self.product = FusedColumnLinear(b, hidden, "in_proj", parts, bias=style.bias)
+        self.gate, *channels, pace = style.factors
+        self.conv = Convolution(b, heads.mixed, heads.taps, bias=style.conv_bias, factors=channels)
         own = heads.each(1).index(0, b.group).to(b.device)
         rate, shift, skip = (b.tensor(name, (heads.heads,), torch.float32)[own] for name in ("A_log", "dt_bias", "D"))
-        self.around = around
+        self.style = style
         self.heads = mine = heads.of(b.group.size)
         self.spec = SpaceSpec(
             mine.heads,
@@ -140,21 +140,21 @@ class StateSpace(Projected):
             mine.low,
             mine.high,
             pace,
-            around.gain,
+            style.gain,
         )
-        self.spans = around.norm > mine.width
+        self.spans = style.norm > mine.width
         """A norm sees heads of several ranks together."""
-        self.norm: NormSpec | None = b.norm("norm", heads.width, around.eps) if around.norm else None
+        self.norm: NormSpec | None = b.norm("norm", heads.width, style.eps) if style.norm else None
         if self.norm is not None and not self.spans:
             at = heads.each(heads.dim).index(0, b.group).to(b.device)
             self.norm = replace(self.norm, weight=self.norm.weight[at])
-        self.output = RowLinear(b, heads.width, hidden, "out_proj", bias=around.out_bias)
+        self.output = RowLinear(b, heads.width, hidden, "out_proj", bias=style.out_bias)
         matrices = b.kernels.state_dtype, (mine.heads, mine.keys, mine.dim)
         self.state = b.add_state(StateSpec((self.conv.part, matrices)))
 
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
         """Space of norm(x), before the output matrix; x [T, hidden]."""
-        heads, around = self.heads, self.around
+        heads, style = self.heads, self.style
         made = self.product.weight.matmul(x, ctx, norm=norm)
         z, mixed, rates = made.split((heads.width, heads.channels, heads.heads), dim=-1)
         z = z if self.gate == 1.0 else z * self.gate
@@ -165,10 +165,10 @@ class StateSpace(Projected):
             gated = ctx.kernels.activate(found, "silu", z)
         elif self.spans:
             found, z = self.group.all_gather(found), self.group.all_gather(z)
-            gated = ctx.kernels.norm(found, self.norm, z, around.norm, first=around.gate_first)
+            gated = ctx.kernels.norm(found, self.norm, z, style.norm, first=style.gate_first)
             gated = gated if self.group.exact else local_columns(gated, self.group).contiguous()
         else:
-            gated = ctx.kernels.norm(found, self.norm, z, around.norm, first=around.gate_first)
+            gated = ctx.kernels.norm(found, self.norm, z, style.norm, first=style.gate_first)
         return gated
 
 
@@ -187,13 +187,13 @@ class SelectiveScan(Projected):
     """Mamba-1: product -> short convolution -> (pace, b, c) -> scan -> gate -> output projection (+ residual)."""
 
     def __init__(
-        self, b: Build, hidden: int, sizes: ScanSizes, around: Around, norms: tuple[NormSpec, ...] = ()
+        self, b: Build, hidden: int, sizes: ScanSizes, style: SpaceStyle, norms: tuple[NormSpec, ...] = ()
     ) -> None:
         """norms: of pace, b and c, if a family has them."""
         b = share_out(b, "layers with a state space", sizes.channels)
         part = Rows(sizes.channels, sizes.channels, bare=True)
-        self.product = FusedColumnLinear(b, hidden, "in_proj", (part, part), bias=around.bias)
-        self.conv = Convolution(b, [part], sizes.taps, bias=around.conv_bias)
+        self.product = FusedColumnLinear(b, hidden, "in_proj", (part, part), bias=style.bias)
+        self.conv = Convolution(b, [part], sizes.taps, bias=style.conv_bias)
         own = part.index(0, b.group).to(b.device)
         every = b.whole()  # a small product of all channels, which every rank needs
         inner = [Rows(rows, rows) for rows in (sizes.rank, 2 * sizes.keys)]
@@ -203,7 +203,7 @@ class SelectiveScan(Projected):
         self.norm: NormSpec | None = norms[0] if norms else None
         skip = b.tensor("D", (sizes.channels,), torch.float32)[own]
         self.spec = ScanSpec(rate, skip, (norms[1], norms[2]) if norms else None)
-        self.output = RowLinear(b, sizes.channels, hidden, "out_proj", bias=around.out_bias)
+        self.output = RowLinear(b, sizes.channels, hidden, "out_proj", bias=style.out_bias)
         self.sizes = replace(sizes, channels=len(own))
         self.state = b.add_state(StateSpec((self.conv.part, (b.kernels.state_dtype, (sizes.keys, len(own))))))
 

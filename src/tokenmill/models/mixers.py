@@ -20,7 +20,7 @@ from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
 from tokenmill.layers.delta_rule import DeltaHeads, DeltaNames, GatedDelta
 from tokenmill.layers.lru import GatedRecurrence
-from tokenmill.layers.state_space import Around, GatedConvolution, ScanSizes, SelectiveScan, SpaceHeads, StateSpace
+from tokenmill.layers.state_space import GatedConvolution, ScanSizes, SelectiveScan, SpaceHeads, SpaceStyle, StateSpace
 from tokenmill.models.common import read_act
 from tokenmill.models.config import ModelConfig
 
@@ -91,9 +91,9 @@ def make_space(
     factors: tuple[float, float, float, float, float] = (1.0,) * 5,
     gain: float = 1.0,
 ) -> StateSpace:
-    """Make a Mamba-2 block. norm False: it has only the gate. factors, gain: see Around."""
+    """Make a Mamba-2 block. norm False: it has only the gate. factors, gain: see SpaceStyle."""
     heads = space_heads(c, names)
-    around = Around(
+    style = SpaceStyle(
         bias=c.get(names.bias, bool, False),
         conv_bias=c.get(names.conv_bias, bool, False),
         out_bias=c.get(names.out_bias, bool, False),
@@ -103,7 +103,7 @@ def make_space(
         factors=factors,
         gain=gain,
     )
-    return StateSpace(at, c.need("hidden_size", int), heads, around)
+    return StateSpace(at, c.need("hidden_size", int), heads, style)
 
 
 def read_kinds(c: ModelConfig, kinds: tuple[str, ...], default: str) -> list[str]:
@@ -143,10 +143,10 @@ def jamba_scan(c: ModelConfig, at: Build, index: int) -> Block | None:
     sizes = ScanSizes(channels, c.get("mamba_d_state", int, 16), c.get("mamba_d_conv", int, 4, low=2, high=16),
                       read_rank(c, "mamba_dt_rank"))  # fmt: skip
     bias = c.get("mamba_proj_bias", bool, False)
-    around = Around(bias=bias, conv_bias=c.get("mamba_conv_bias", bool, False), out_bias=bias)
+    style = SpaceStyle(bias=bias, conv_bias=c.get("mamba_conv_bias", bool, False), out_bias=bias)
     inside = at.at("mamba")
     named = (("dt_layernorm", sizes.rank), ("b_layernorm", sizes.keys), ("c_layernorm", sizes.keys))
-    return SelectiveScan(inside, hidden, sizes, around, tuple(inside.norm(name, n, eps) for name, n in named))
+    return SelectiveScan(inside, hidden, sizes, style, tuple(inside.norm(name, n, eps) for name, n in named))
 
 
 def read_rank(c: ModelConfig, name: str) -> int:
@@ -163,14 +163,14 @@ def plain_scan(c: ModelConfig, at: Build, index: int) -> Block:
                       c.get("state_size", int, 16),
                       c.get("conv_kernel", int, 4, low=2, high=16), read_rank(c, "time_step_rank"))  # fmt: skip
     bias = c.get("use_bias", bool, False)
-    around = Around(bias=bias, conv_bias=c.get("use_conv_bias", bool, False), out_bias=bias)
+    style = SpaceStyle(bias=bias, conv_bias=c.get("use_conv_bias", bool, False), out_bias=bias)
     inside = at.at("mixer")
     norms: tuple[NormSpec, ...] = ()
     if c.has("mixer_rms_eps"):
         eps = c.need("mixer_rms_eps", float, low=0.0)
         ones = [torch.ones(n, dtype=at.dtype, device=at.device) for n in (sizes.rank, sizes.keys, sizes.keys)]
         norms = tuple(NormSpec(one, eps) for one in ones)
-    return SelectiveScan(inside, hidden, sizes, around, norms)
+    return SelectiveScan(inside, hidden, sizes, style, norms)
 
 
 def alone(make: Callable[[ModelConfig, Build, int], Block]) -> Callable[[ModelConfig, Build, Build, int], Block]:

@@ -241,7 +241,7 @@ def test_a_long_operation_is_no_hang_on_a_cpu(on_device, looks, found, monkeypat
         watched.begin(tokens)
         watched.end()
         now[0] += 0.01
-        watched.pace.saw(tokens, 0.001)
+        watched.times.saw(tokens, 0.001)
     watched.begin(500)
     for rank in (0, 1):
         watched.beat(rank, 7, True)
@@ -272,7 +272,7 @@ def test_a_step_unlike_any_before_that_never_ends_is_found(seen, tokens, on_devi
     for each in seen:
         watched.begin(each)
         watched.end()
-        watched.pace.saw(each, 0.001)
+        watched.times.saw(each, 0.001)
     assert first_said(None) is None
     assert watch.UNSEEN_S < (first_said(tokens) or 0.0) <= watch.UNSEEN_S + 101
 

@@ -28,7 +28,7 @@ SHORT = 64
 """Steps of up to so many tokens all take about the same time: they read the weights once."""
 
 
-class Pace:
+class StepTimes:
     """How long steps have taken so far."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Watch:
     def __init__(self, pids: Sequence[int], *, on_device: bool) -> None:
         self.pids = pids
         self.on_device = on_device
-        self.pace = Pace()
+        self.times = StepTimes()
         self.tokens: int | None = None
         self.began = self.moved = self.advanced = self.looked = time.monotonic()
         self.stopped: float | None = None
@@ -73,7 +73,7 @@ class Watch:
     def end(self) -> None:
         """The step is done."""
         assert self.tokens is not None
-        self.pace.saw(self.tokens, time.monotonic() - self.began)
+        self.times.saw(self.tokens, time.monotonic() - self.began)
 
     def beat(self, rank: int, operations: int, waits: bool) -> None:
         """Note how far a rank says it is, and whether it waits for its device."""
@@ -107,7 +107,7 @@ class Watch:
 
     def _look_for_endless(self, now: float) -> str | None:
         took, still = now - self.began, now - self.advanced
-        expected = self.pace.expect(self.tokens)
+        expected = self.times.expect(self.tokens)
         if expected is None:
             late = self.tokens is not None and still > UNSEEN_S
             return f"a step has taken {took:.1f} s, and nothing in it has ended for {still:.1f} s" if late else None

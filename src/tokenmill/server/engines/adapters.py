@@ -33,7 +33,7 @@ MOST_DEATHS = 2
 well."""
 
 
-class Crew(Protocol):
+class AdapterFleet(Protocol):
     """The part of a fleet that loading adapters needs."""
 
     engines: Sequence[EngineRecord]
@@ -58,8 +58,8 @@ class Loading:
 class AdapterTraffic:
     """The adapters in a fleet's engines."""
 
-    def __init__(self, crew: Crew, book: AdapterBook) -> None:
-        self.crew, self.book = crew, book
+    def __init__(self, fleet: AdapterFleet, book: AdapterBook) -> None:
+        self.fleet, self.book = fleet, book
         self.waiting: dict[int, Loading] = {}
         """Loads in progress, by the adapter's number."""
         self.lock = asyncio.Lock()
@@ -74,7 +74,7 @@ class AdapterTraffic:
         """Load an adapter in every engine, then serve it. Errors in the adapter are raised. `instead`: replace the
         adapter of this name."""
         async with self.lock:
-            ready = {engine.number for engine in self.crew.engines if engine.ready}
+            ready = {engine.number for engine in self.fleet.engines if engine.ready}
             if not ready:
                 raise EngineDeadError("no engine is ready")
             served = self.book.add(name, path, instead=instead)
@@ -84,8 +84,8 @@ class AdapterTraffic:
                 self._tell(Adapt(served.number, served.name, served.path))
                 while not done.done():
                     await asyncio.wait((done,), timeout=LOOK_S)
-                    if self.crew.broken is not None:
-                        raise EngineDeadError(self.crew.broken)
+                    if self.fleet.broken is not None:
+                        raise EngineDeadError(self.fleet.broken)
                 done.result()
             except BaseException:
                 self.book.coming.pop(served.number, None)
@@ -94,7 +94,7 @@ class AdapterTraffic:
             finally:
                 del self.waiting[served.number]
             self.book.serve(served)
-            self.crew.tell_names()
+            self.fleet.tell_names()
             self.let_go()
             return served
 
@@ -107,7 +107,7 @@ class AdapterTraffic:
     def unload(self, name: str) -> Served:
         """Refuse new requests for it at once. Engines drop it when its open requests have ended."""
         served = self.book.remove(name)
-        self.crew.tell_names()
+        self.fleet.tell_names()
         self.let_go()
         return served
 
@@ -115,7 +115,7 @@ class AdapterTraffic:
         """Tell engines to drop adapters that have no name any more and that no open request uses."""
         if not self.book.left:
             return
-        used = {entry.request.adapter for entry in self.crew.open_requests.values()}
+        used = {entry.request.adapter for entry in self.fleet.open_requests.values()}
         for number in [number for number in self.book.left if number not in used]:
             served = self.book.left.pop(number)
             self._tell(Adapt(number, served.name))
@@ -148,7 +148,7 @@ class AdapterTraffic:
                 waiting.done.set_result(None)
 
     def _tell(self, command: Adapt) -> None:
-        for engine in self.crew.engines:
+        for engine in self.fleet.engines:
             if engine.ready:
                 self._send(engine, command)
 

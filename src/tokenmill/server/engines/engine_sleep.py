@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tokenmill.core.errors import EngineDeadError, EngineLostError, UserError
 from tokenmill.core.sleeping import TAGS, Slept
@@ -19,24 +19,17 @@ from tokenmill.server.engines.keeper import Keeper
 from tokenmill.server.engines.state import EngineRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    pass
 
 log = logging.getLogger("tokenmill.server")
-
-
-class Crew(Protocol):
-    """The part of a fleet that sleeping needs."""
-
-    engines: Sequence[EngineRecord]
-    keeper: Keeper
 
 
 class RestTraffic:
     """Sleep in a fleet's engines. `asleep`: tags of the memory given back. `kept`: pinned host memory that is used
     instead."""
 
-    def __init__(self, crew: Crew) -> None:
-        self.crew = crew
+    def __init__(self, keeper: Keeper) -> None:
+        self.keeper = keeper
         self.asleep: list[str] = []
         self.level = 0
         self.kept = 0
@@ -51,7 +44,7 @@ class RestTraffic:
         """Put all engines to sleep. No request may be open. If one engine cannot sleep, all stay awake. One that is not
         loaded, or dies meanwhile, is loaded when it is woken."""
         async with self.lock:
-            keeper = self.crew.keeper
+            keeper = self.keeper
             keeper.resting = True
             try:
                 await self._ask(Sleep(level))
@@ -71,30 +64,30 @@ class RestTraffic:
             if not self.asleep:
                 return
             wanted = list(tags)
-            self.crew.keeper.resting = False
+            self.keeper.resting = False
             try:
                 await self._ask(Wake(wanted))
             except BaseException:
-                self.crew.keeper.resting = True
+                self.keeper.resting = True
                 raise
             self.asleep = [tag for tag in self.asleep if tag not in wanted]
             if self.asleep:
-                self.crew.keeper.resting = True
+                self.keeper.resting = True
             else:
                 self.level = 0
 
     async def _ask(self, command: Sleep | Wake) -> None:
         """Send a command to every engine and wait for every answer. The first failure is raised."""
-        self.waiting, self.said = {engine.number for engine in self.crew.engines}, []
+        self.waiting, self.said = {engine.number for engine in self.keeper.engines}, []
         self.done, self.falling = asyncio.get_running_loop().create_future(), isinstance(command, Sleep)
         try:
-            for engine in self.crew.engines:
+            for engine in self.keeper.engines:
                 if engine.link is not None and engine.ready:
                     engine.link.send(command)
                 elif self.falling:
                     await self._drop(engine)
                 elif engine.link is None:
-                    self.crew.keeper.launch(engine)  # it answers with Ready
+                    self.keeper.launch(engine)  # it answers with Ready
             await self.done
         finally:
             self.done = None

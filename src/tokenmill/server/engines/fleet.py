@@ -60,10 +60,10 @@ class Fleet:
     def __init__(self, make_link: MakeLink, names: tuple[str, ...], options: FleetOptions) -> None:
         self.names = names
         self.adapters = AdapterTraffic(self, AdapterBook())
-        self.rest = RestTraffic(self)
         self.options = options
         self.keeper = Keeper(make_link, options, Reports(self._heard, self._lost, self._broken, self._hopeless))
         self.engines = self.keeper.engines
+        self.rest = RestTraffic(self.keeper)
         self.picker = EnginePicker()
         self.queue = FairQueue()
         self.open_requests: dict[str, Open] = {}
