@@ -29,11 +29,13 @@ KINDS = {
     "fp8": ("qkv", "o", "gate_up", "down", "head"),
     "int8": ("head", "gate_up"),
     "int4": ("qkv", "o", "gate_up", "down"),
+    "int4/32": ("qkv", "o", "gate_up", "down"),
 }
 ROWS = {
     "fp8": (1, 16, 32, 64, 256, 512, 8192),
     "int8": (1, 32, 512, 8192),
     "int4": (1, 16, 32, 64, 128, 256, 512),
+    "int4/32": (1, 32),
 }
 ROTATED = 400_000_000
 """Bytes that copies of a weight fill, so that none is found in the L2."""
@@ -72,7 +74,7 @@ def ways(kind: str, name: str, shape: Product, rows: int) -> Iterator[Way]:
     if rows == 1:
         yield from (("gemv", *cut) for cut in GEMV if not (gated and cut[0] == 16))
         return
-    if kind == "int4":
+    if kind.startswith("int4"):
         cuts = STREAM if rows <= 64 else STREAM_MANY
         yield from (("stream", *cut) for cut in cuts if not (gated and cut[0] == 64))
         if rows >= 64:
@@ -106,7 +108,8 @@ def matrix(kind: str, out: int, inner: int) -> NarrowMatrix:
     if kind == "int8":
         return pack8(torch.randint(-127, 128, (out, inner), dtype=torch.int8, device="cuda"), scales / 100, None)
     q = torch.randint(-8, 8, (out, inner), dtype=torch.int8, device="cuda")
-    return pack4(q, scales.expand(out, inner // 128) * torch.rand(out, inner // 128, device="cuda"), None, None)
+    groups = inner // int(kind.partition("/")[2] or 128)
+    return pack4(q, scales.expand(out, groups) * torch.rand(out, groups, device="cuda"), None, None)
 
 
 @lru_cache(2)
