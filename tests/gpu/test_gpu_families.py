@@ -6,36 +6,16 @@ shows what the type costs. So an older Transformers on the machine, or one that 
 
 from __future__ import annotations
 
-import re
-import sys
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 hf = pytest.importorskip("transformers")
 from tests.cpu.kernels.paged_batch import PagedBatch  # noqa: E402
+from tests.cpu.models.config_types_helpers import LACKING  # noqa: E402
+from tests.cpu.models.families_helpers import CASES as OTHERS  # noqa: E402
+from tests.cpu.models.families_helpers import prompt as random_prompt  # noqa: E402
+from tests.cpu.models.family_cases import FAMILIES  # noqa: E402
 from tests.cpu.models.parity import DictCheckpoint, make  # noqa: E402
-
-
-def read_cases():
-    """The cases of the CPU's tests whose classes this machine's Transformers, maybe an older one, has."""
-    while True:
-        try:
-            from tests.cpu.models import families_helpers, family_cases
-
-            tabled = {f"{name} of the table": several[0] for name, several in family_cases.FAMILIES.items()}
-            found = {**families_helpers.CASES, **tabled}
-            return {name: case for name, case in found.items() if case.config.model_type}, families_helpers.prompt
-        except AttributeError as error:
-            missing = re.search(r"module '?transformers'? has no attribute '?(\w+)", str(error))
-            library = sys.modules["transformers"]
-            if missing is None or hasattr(library, missing[1]):
-                raise
-            setattr(library, missing[1], lambda **fields: SimpleNamespace(model_type=""))
-
-
-CASES, random_prompt = read_cases()
 
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.models.registry import build_model  # noqa: E402
@@ -44,6 +24,7 @@ LLAMA = hf.LlamaConfig(vocab_size=67, hidden_size=128, intermediate_size=256, nu
                        num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=128)  # fmt: skip
 QWEN3 = hf.Qwen3Config(vocab_size=67, hidden_size=64, intermediate_size=96, num_hidden_layers=2, head_dim=32,
                        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128)  # fmt: skip
+CASES = {**OTHERS, **{f"{name} of the table": several[0] for name, several in FAMILIES.items()}}
 STEPS = [[("a", 40), ("b", 3)], [("a", 1), ("b", 1)], [("a", 1), ("b", 60)], [("a", 1)], [("a", 37)]]
 
 
@@ -69,6 +50,11 @@ def logits_of(case, config, tensors, kernels, dtype, prompts):
             out[name].append(logits[at : at + n])
             at, done[name] = at + n, done[name] + n
     return {name: torch.cat(parts) for name, parts in out.items()}
+
+
+def test_every_type_is_there():
+    if LACKING:
+        pytest.skip(f"this Transformers lacks {', '.join(LACKING)}")
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", *CASES])
