@@ -64,6 +64,8 @@ class AdapterConfig:
     rooted: bool = False
     """Rank-stabilised: the scale is alpha / sqrt(r) instead of alpha / r."""
     dora: bool = False
+    biased: bool = False
+    """Each lora_B has a bias of its own."""
     transposed: bool = False
     saved: tuple[str, ...] = ()
     """Modules that are stored completely."""
@@ -125,6 +127,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         alphas={k: reader.real("alpha_pattern", v) for k, v in reader.patterns("alpha_pattern").items()},
         rooted=reader.flag("use_rslora"),
         dora=reader.flag("use_dora"),
+        biased=reader.flag("lora_bias"),
         transposed=reader.flag("fan_in_fan_out"),
         saved=saved,
         parameters=reader.names("target_parameters"),

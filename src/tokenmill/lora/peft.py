@@ -192,6 +192,10 @@ def _take(found: Adapter, config: AdapterConfig, module: str, tensors: dict[str,
         raise ModelError(f"{where}: rank {rank} is more than {MOST_RANK}.")
     magnitude = _magnitude(where, config, tensors, up.shape[0])
     bias = tensors.get("lora_B.bias")
+    if bias is None and config.biased and not table:
+        raise ModelError(f"{where} has no bias of lora_B, and adapter_config.json says lora_bias.")
+    if bias is not None and not config.biased:
+        raise ModelError(f"{where} has a bias of lora_B, but adapter_config.json does not say lora_bias.")
     if bias is not None and tuple(bias.shape) != (up.shape[0],):
         raise ModelError(f"{where}: the bias of lora_B has shape {list(bias.shape)}, not [{up.shape[0]}].")
     if bias is not None and magnitude is not None:
@@ -230,8 +234,19 @@ def _check_whole(found: Adapter, config: AdapterConfig) -> None:
     for name in config.saved:
         if not any(_is_named(module, name) for module in found.whole):
             raise ModelError(f"{found.where}: modules_to_save names {name[:120]!r}, which the file does not hold.")
+    for name in config.parameters:
+        if not _is_stacked(found, name):
+            raise ModelError(f"{found.where}: target_parameters names {name[:120]!r}, which the file does not hold.")
     if config.tokens and not found.tokens:
         raise ModelError(f"{found.where}: trainable_token_indices names tokens, and the file holds no rows of them.")
+
+
+def _is_stacked(found: Adapter, parameter: str) -> bool:
+    """Does the file hold something of the module whose parameter this is? PEFT names the module's tensors alone."""
+    module, _, name = parameter.rpartition(".")
+    if not module:
+        return bool(found.linear if name == "weight" else found.stacked)
+    return any(_is_named(stem(held), module) for held in (*found.stacked, *found.linear))
 
 
 def _note_names(found: Adapter, config: AdapterConfig) -> None:

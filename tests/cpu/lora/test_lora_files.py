@@ -109,6 +109,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a word that nobody knows": (say(use_magic=True), "may change what the adapter computes"),
     "target_modules is a number": (say(target_modules=3), "target_modules"),
     "a saved module is missing": (say(modules_to_save=["lm_head"]), "does not hold"),
+    "biases that are lost": (say(lora_bias=True), "no bias of lora_B, and adapter_config.json says lora_bias"),
+    "biases that nobody announced": (hold(**{f"{Q}.lora_B.bias": torch.ones(128)}), "does not say lora_bias"),
+    "stacked experts that are lost": (say(target_parameters=["mlp.experts.down_proj"]),
+                                      "target_parameters names 'mlp.experts.down_proj', which the file does not hold"),
+    "a parameter's name alone": (say(target_parameters=["down_proj"]), "'down_proj', which the file does not hold"),
     "DoRA without magnitudes": (say(use_dora=True), "no lora_magnitude_vector"),
     "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "there is no adapter_model"),
     "weights are noise": (text("adapter_model.safetensors", b"\xff" * 64), ""),
@@ -343,8 +348,7 @@ def test_a_bias_that_the_base_has_no_place_for_is_not_merged(base: Path, tmp_pat
     from tokenmill.lora.merge import merge
 
     folder = write_adapter(tmp_path / "one", base, modules=("q_proj",), lora_bias=True)
-    layer = "base_model.model.model.layers.0.self_attn.q_proj"
-    hold(**{f"{layer}.lora_B.bias": torch.ones(128)})(folder)
+    hold(**{f"{Q.replace('.0.', f'.{i}.')}.lora_B.bias": torch.ones(128) for i in range(2)})(folder)
     with pytest.raises(UserError, match=r"has no bias of .*q_proj: only an unmerged adapter can bring one"):
         merge(base, folder, tmp_path / "merged")
 
