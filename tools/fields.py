@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from tokenmill.core.object_rules import Companion, ObjectRules, Refusal
 from tokenmill.server.inputs.harmless import GENERATING as GENERATING_HARMLESS
 from tokenmill.server.inputs.headers import (
     DONE_HEADERS,
@@ -19,8 +20,8 @@ from tokenmill.server.inputs.headers import (
     REFUSED_QUERIES,
     TOLD_HEADERS,
 )
-from tokenmill.server.inputs.object_rules import Companion, ObjectRules, Refusal, schema_name
 from tokenmill.server.inputs.refused import GENERATING as GENERATING_REFUSED
+from tokenmill.server.inputs.schema_names import schema_name
 from tokenmill.server.request_rules import ENDPOINTS, make_request_rules
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "fields.md"

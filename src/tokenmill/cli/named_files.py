@@ -119,8 +119,8 @@ def _checked(name: str, body: dict[str, Any], schema: type[BaseModel]) -> Any:
 
 def _refuse_unread(name: str, body: dict[str, Any], schema: type[BaseModel]) -> None:
     """Refuse by name what would be ignored."""
-    from tokenmill.server.inputs.object_rules import schema_name
-    from tokenmill.server.inputs.unread_names import Unknown, judge_names, refuse_unknown
+    from tokenmill.core.unread_names import Unknown, judge_names, refuse_unknown
+    from tokenmill.server.inputs.schema_names import schema_name
     from tokenmill.server.request_rules import make_request_rules
 
     unknown = Unknown()

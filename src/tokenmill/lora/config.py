@@ -49,6 +49,8 @@ _OF_TRAINING = frozenset(
     }
 )
 """Keys about training, or about which modules have an adapter, which the file's tensors show anyway."""
+MAGNITUDE, BIAS = "lora_magnitude_vector", "lora_B.bias"
+_BESIDE = {"use_dora": MAGNITUDE, "lora_bias": BIAS}
 _BASE_CHANGED = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that change the base model's published weights."""
 
@@ -63,9 +65,8 @@ class AdapterConfig:
     alphas: Mapping[str, float] = field(default_factory=dict)
     rooted: bool = False
     """Rank-stabilised: the scale is alpha / sqrt(r) instead of alpha / r."""
-    dora: bool = False
-    biased: bool = False
-    """Each lora_B has a bias of its own."""
+    beside: frozenset[str] = frozenset()
+    """What each module has besides its matrices: DoRA's magnitudes, a bias of lora_B."""
     transposed: bool = False
     saved: tuple[str, ...] = ()
     """Modules that are stored completely."""
@@ -126,8 +127,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         ranks={k: reader.rank("rank_pattern", v) for k, v in reader.patterns("rank_pattern").items()},
         alphas={k: reader.real("alpha_pattern", v) for k, v in reader.patterns("alpha_pattern").items()},
         rooted=reader.flag("use_rslora"),
-        dora=reader.flag("use_dora"),
-        biased=reader.flag("lora_bias"),
+        beside=frozenset(name for flag, name in _BESIDE.items() if reader.flag(flag)),
         transposed=reader.flag("fan_in_fan_out"),
         saved=saved,
         parameters=reader.names("target_parameters"),

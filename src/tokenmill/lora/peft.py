@@ -18,7 +18,7 @@ from tokenmill.checkpoint.safetensors import SafetensorsCheckpoint
 from tokenmill.checkpoint.torch_bin import TorchBinCheckpoint
 from tokenmill.core.errors import ModelError
 from tokenmill.core.files import present
-from tokenmill.lora.config import MOST_RANK, AdapterConfig, read_adapter_config
+from tokenmill.lora.config import BIAS, MAGNITUDE, MOST_RANK, AdapterConfig, read_adapter_config
 
 log = logging.getLogger("tokenmill.lora")
 SAFE, OLD = "adapter_model.safetensors", "adapter_model.bin"
@@ -174,14 +174,14 @@ def _take(found: Adapter, config: AdapterConfig, module: str, tensors: dict[str,
     for name in names:
         if name not in tensors:
             raise ModelError(f"{where} has no {name}.")
-    if left := sorted(set(tensors) - {*names, "lora_magnitude_vector", "lora_B.bias"}):
+    if left := sorted(set(tensors) - {*names, MAGNITUDE, BIAS}):
         raise ModelError(f"{where} has a {left[0]} that does not belong there.")
     down, up = (tensors[name] for name in names)
     if down.ndim != 2 or up.ndim != 2 or down.shape[0] != up.shape[1] or 0 in (*down.shape, *up.shape):
         raise ModelError(f"{where}: {names[0]} {list(down.shape)} and {names[1]} {list(up.shape)} do not fit together.")
     stacked = bool(config.parameters) and not table and re.search(r"(^|\.)experts(\.base_layer)*$", module)
     if stacked:
-        if "lora_magnitude_vector" in tensors or "lora_B.bias" in tensors:
+        if MAGNITUDE in tensors or BIAS in tensors:
             raise ModelError(f"{where}: stacked experts have no magnitudes or biases.")
         found.stacked[module] = LowRank(down, up)
         return
@@ -191,10 +191,10 @@ def _take(found: Adapter, config: AdapterConfig, module: str, tensors: dict[str,
     if rank > MOST_RANK:
         raise ModelError(f"{where}: rank {rank} is more than {MOST_RANK}.")
     magnitude = _magnitude(where, config, tensors, up.shape[0])
-    bias = tensors.get("lora_B.bias")
-    if bias is None and config.biased and not table:
+    bias = tensors.get(BIAS)
+    if bias is None and BIAS in config.beside and not table:
         raise ModelError(f"{where} has no bias of lora_B, and adapter_config.json says lora_bias.")
-    if bias is not None and not config.biased:
+    if bias is not None and BIAS not in config.beside:
         raise ModelError(f"{where} has a bias of lora_B, but adapter_config.json does not say lora_bias.")
     if bias is not None and tuple(bias.shape) != (up.shape[0],):
         raise ModelError(f"{where}: the bias of lora_B has shape {list(bias.shape)}, not [{up.shape[0]}].")
@@ -218,12 +218,12 @@ def _token_rows(found: Adapter, config: AdapterConfig, module: str, rows: Tensor
 
 def _magnitude(where: str, config: AdapterConfig, tensors: dict[str, Tensor], rows: int) -> Tensor | None:
     """DoRA's magnitudes of one module; None where the adapter has none."""
-    found = tensors.get("lora_magnitude_vector")
+    found = tensors.get(MAGNITUDE)
     if found is None:
-        if config.dora:
+        if MAGNITUDE in config.beside:
             raise ModelError(f"{where} has no lora_magnitude_vector, and adapter_config.json says use_dora.")
         return None
-    if not config.dora:
+    if MAGNITUDE not in config.beside:
         raise ModelError(f"{where} has a lora_magnitude_vector, but adapter_config.json does not say use_dora.")
     if found.numel() != rows:
         raise ModelError(f"{where}: lora_magnitude_vector has {found.numel()} entries, not {rows}.")

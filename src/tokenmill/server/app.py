@@ -19,6 +19,7 @@ from starlette.routing import Match
 import tokenmill
 from tokenmill.core.config import ServeOptions, ServerConfig, make_config
 from tokenmill.core.errors import UserError
+from tokenmill.core.unread_names import Unknown, look_in_template
 from tokenmill.server.absent import why_absent
 from tokenmill.server.activity import Activity
 from tokenmill.server.anthropic.routes import ANTHROPIC
@@ -30,7 +31,6 @@ from tokenmill.server.events import Events
 from tokenmill.server.gate import Gate, GateLimits
 from tokenmill.server.guard import Guard
 from tokenmill.server.history import History
-from tokenmill.server.inputs.unread_names import Unknown, look_in_template
 from tokenmill.server.kserve.routes import KSERVE
 from tokenmill.server.llamacpp.routes import LLAMACPP
 from tokenmill.server.lora.routes import ADAPTERS

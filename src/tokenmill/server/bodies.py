@@ -18,10 +18,10 @@ from pydantic import BaseModel, ValidationError
 
 from tokenmill.core.errors import TooLargeError
 from tokenmill.core.garbage import no_collection
+from tokenmill.core.object_rules import ObjectRules
 from tokenmill.server.ceilings import MOST_FIELDS, check_ceilings
 from tokenmill.server.doubled_names import refuse_doubled_names
 from tokenmill.server.errors import HttpError
-from tokenmill.server.inputs.object_rules import ObjectRules
 from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
 
 B = TypeVar("B", bound=BaseModel)

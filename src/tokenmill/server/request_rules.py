@@ -12,11 +12,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from tokenmill.core.object_rules import ObjectRules, Refusal
 from tokenmill.server.anthropic.schemas import CountRequest, MessagesRequest
 from tokenmill.server.inputs.companions import COMPANIONS
 from tokenmill.server.inputs.harmless import HARMLESS
-from tokenmill.server.inputs.object_rules import ObjectRules, Refusal, parts, schema_name, spellings
 from tokenmill.server.inputs.refused import REFUSED
+from tokenmill.server.inputs.schema_names import parts, schema_name, spellings
 from tokenmill.server.kserve import schemas as kserve
 from tokenmill.server.llamacpp import schemas as llamacpp
 from tokenmill.server.lora.schemas import LoadAdapterRequest, UnloadAdapterRequest

@@ -22,12 +22,12 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
+from tokenmill.core.unread_names import Unknown, judge_names, look_in_template, refuse_unknown
 from tokenmill.server.bodies import B, Parcel, Schema, parse
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, error_bytes
-from tokenmill.server.inputs.headers import PROBES, ineffective_headers, judge_query, judge_unread_body
-from tokenmill.server.inputs.object_rules import schema_name
-from tokenmill.server.inputs.unread_names import Unknown, as_headers, judge_names, look_in_template, refuse_unknown
+from tokenmill.server.inputs.headers import PROBES, as_headers, ineffective_headers, judge_query, judge_unread_body
+from tokenmill.server.inputs.schema_names import schema_name
 from tokenmill.server.model_lookup import ModelAnswer, ModelHandler, Streams, find_streams, named_in_address
 from tokenmill.server.request_job import Gathered, Job
 from tokenmill.server.sse import EventStream, LineStream

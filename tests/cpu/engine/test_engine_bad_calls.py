@@ -191,9 +191,9 @@ async def test_an_engine_that_is_dropped_ends_its_thread(tiny):
 
 
 def _endless() -> dict:
-    said = {"role": "user", "content": "a"}
-    said["self"] = said
-    return said
+    kept = {}
+    kept["self"] = kept
+    return {"role": "user", "content": "a", "annotations": kept}
 
 
 WRONG_KINDS = {

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import tests.cpu.models.family_cases  # noqa: F401: it asks for every class
 from tests.cpu.models.config_types_helpers import LACKING
 
 OLDER = """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Starter
-from tokenmill.server.inputs.object_rules import spellings
+from tokenmill.server.inputs.schema_names import spellings
 from tokenmill.server.request_rules import ENDPOINTS
 from tokenmill.testing.hostile import VALID, path_of
 

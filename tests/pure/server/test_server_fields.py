@@ -15,14 +15,15 @@ from tests.cpu_time import least_cpu_time
 from tests.pure.server.conftest import Served, Starter
 from tests.pure.server.server_fields_done_helpers import BASES, UNDER
 from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.object_rules import Refusal
+from tokenmill.core.unread_names import MOST_CHARS, MOST_TOLD, Unknown, judge_names
 from tokenmill.server.bodies import validated
 from tokenmill.server.errors import HttpError
 from tokenmill.server.inputs.companions import COMPANIONS
 from tokenmill.server.inputs.harmless import HARMLESS
 from tokenmill.server.inputs.headers import DONE_HEADERS, HARMLESS_HEADERS, TOLD_HEADERS
-from tokenmill.server.inputs.object_rules import Refusal, parts, schema_name, spellings
 from tokenmill.server.inputs.refused import GENERATING, REFUSED
-from tokenmill.server.inputs.unread_names import MOST_CHARS, MOST_TOLD, Unknown, judge_names
+from tokenmill.server.inputs.schema_names import parts, schema_name, spellings
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.request_rules import ALIASES, ENDPOINTS, OBJECTS, make_request_rules
 from tokenmill.testing.fake_generator import FakeOptions

@@ -18,6 +18,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.process.home_process import HomeProcess
 from tokenmill.text.chat_template import ChatTemplate, check_template_kwargs
 from tokenmill.text.guard import ControlGuard, render_and_encode
+from tokenmill.text.messages.names import check_names
 from tokenmill.text.messages.span import span_after, text_of
 from tokenmill.text.template_process import template_pool
 from tokenmill.text.template_worker import TEXT_PARTS
@@ -86,6 +87,8 @@ class PromptReader:
             raise UserError(
                 "This model has no chat template: give one (--chat-template, chat_template=), or use plain prompts."
             )
+        if isinstance(messages, (list, tuple)):
+            check_names(messages, _text(source))
         kwargs = options.pop("chat_template_kwargs", None) or {}
         check_template_kwargs(kwargs)
         if self._guard is None:
@@ -119,7 +122,7 @@ class PromptReader:
         """Refuse chat options without effect: misspelt ones, and those that the template never reads."""
         _check_names(options)
         source = options.get("chat_template") or (self.tokenizer and self.tokenizer.chat_template) or ""
-        text = source if isinstance(source, str) else "\n".join(map(str, source.values()))
+        text = _text(source)
         given = {**options, **(options.get("chat_template_kwargs") or {})}
         for name, value in given.items():
             if name in _OF_CHAT or value is None or (name in ("tools", "documents") and not value):
@@ -154,6 +157,11 @@ class PromptReader:
                 f"{what} need a tokenizer, and this engine has none: pass prompt_token_ids.", param="prompt"
             )
         return self.tokenizer
+
+
+def _text(template: str | Mapping[str, str]) -> str:
+    """A template's text, or that of all templates of a model."""
+    return template if isinstance(template, str) else "\n".join(map(str, template.values()))
 
 
 def check_size(tokenizer: Tokenizer, chars: int, max_model_len: int) -> None:

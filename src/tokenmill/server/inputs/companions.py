@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tokenmill.server.inputs.object_rules import Companion
+from tokenmill.core.object_rules import Companion
 
 _DIRECTION = {"truncation_direction": Companion("truncate", neutral=("right", "Right"), harmless=True)}
 _SIDE = {"truncation_side": Companion("truncate_prompt_tokens", neutral=("left",), harmless=True)}

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tokenmill.text.messages.names import CALL, MESSAGE, PART
+
 Reasons = Mapping[str, str]
 
 
@@ -106,15 +108,9 @@ HARMLESS: dict[str, Reasons] = {
         **_say("a name for people", "name", "description"),
         **_say(_ENFORCED, "strict"),
     },
-    "openai.Message": {
-        **_say(_ECHO, "annotations", "id", "status"),
-        **_say("only about speed: the prefix cache finds equal beginnings by itself", "cache_control"),
-    },
-    "openai.TextPart": {
-        **_say(_ECHO, "annotations", "logprobs"),
-        **_say("only about speed: the prefix cache finds equal beginnings by itself", "cache_control"),
-    },
-    "openai.ToolCall": _say(_ECHO, "index"),
+    "openai.Message": MESSAGE.harmless,
+    "openai.TextPart": PART.harmless,
+    "openai.ToolCall": CALL.harmless,
     "openai.Tool": _say("only about speed: the prefix cache finds equal beginnings by itself", "cache_control"),
     "responses.ResponsesRequest": {**_NO_SAMPLERS, **_say("its fields are judged one by one", "stream_options")},
     "responses.TalkRequest": {

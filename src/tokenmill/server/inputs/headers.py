@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from starlette.datastructures import ImmutableMultiDict
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.core.unread_names import Unknown, header_text
 from tokenmill.server.access import OPEN_PATHS
-from tokenmill.server.inputs.unread_names import Unknown, header_text
 from tokenmill.server.pages import PAGED
 
 DONE_HEADERS: Mapping[str, str] = {
@@ -140,3 +140,12 @@ def judge_unread_body(
         if unknown.more:
             return
         unknown.tell(header_text(name))
+
+
+def as_headers(unknown: Unknown) -> Iterator[tuple[bytes, bytes]]:
+    """The headers of an answer that report these names."""
+    if unknown.names:
+        more = ", ..." if unknown.more else ""
+        yield b"x-tokenmill-ignored", (", ".join(unknown.names) + more).encode()
+    if hints := dict.fromkeys(hint for hint in unknown.names.values() if hint is not None):
+        yield b"x-tokenmill-did-you-mean", ", ".join(hints).encode()

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tokenmill.server.inputs.object_rules import Refusal
+from tokenmill.core.object_rules import Refusal
+from tokenmill.text.messages.names import CALL, MESSAGE, PART
 
 Refusals = Mapping[str, Refusal]
 
@@ -157,7 +158,6 @@ _NO_PLACE = _refuse(
     "request_id",
 )
 _SUFFIX = _refuse("this model's format cannot take text after a gap", "suffix")
-_PARTIAL = _refuse("use continue_final_message", "prefix", "partial")
 _NO_TOOLS = "there are no tools that run on the server"
 _SERVER_TOOLS = {
     **_refuse(_NO_TOOLS, "mcp_servers", "container", "max_tool_calls"),
@@ -199,14 +199,9 @@ REFUSED: dict[str, Refusals] = {
         **_refuse("this model reads token ids or text", "prompt_embeds"),
         **_refuse("completions have no reasoning", thinking_token_budget=(-1,)),
     },
-    "openai.Message": {
-        **_PARTIAL,
-        **_refuse(_IMAGES, "audio", "images"),
-        **_refuse("use tool_calls", "function_call"),
-        **_refuse("send it as a part of content", "refusal", "thinking", "thinking_blocks", "reasoning_details"),
-    },
-    "openai.TextPart": _refuse(_IMAGES, "image_url", "input_audio", "file", "video_url", "audio_url"),
-    "openai.ToolCall": _refuse("tools are functions here", "custom"),
+    "openai.Message": MESSAGE.refused,
+    "openai.TextPart": PART.refused,
+    "openai.ToolCall": CALL.refused,
     "openai.Tool": {**_TOOL, **_refuse("tools are functions here", "custom")},
     "openai.FunctionDefinition": _TOOL,
     "openai.EmbeddingRequest": {

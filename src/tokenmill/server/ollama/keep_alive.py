@@ -14,8 +14,9 @@ from fastapi import Request
 from starlette.responses import Response
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.core.unread_names import Unknown
 from tokenmill.server.context import ServerContext
-from tokenmill.server.inputs.unread_names import Unknown, as_headers
+from tokenmill.server.inputs.headers import as_headers
 from tokenmill.server.many_models.entry import NEVER
 from tokenmill.server.model_lookup import find_by_name, peek_fields, text_of
 from tokenmill.server.ollama.answers import now

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.server.inputs.object_rules import ObjectRules
+from tokenmill.core.object_rules import ObjectRules
 
 MOST_TOLD = 16
 """Most unknown names that are reported. A body may hold many more."""
@@ -125,12 +125,3 @@ def refuse_unknown(unknown: Unknown) -> None:
     for name, hint in unknown.names.items():
         more = f" Did you mean {hint}?" if hint is not None else ""
         raise ParameterError(f"{name} is not a field of this request.{more}", param=name)
-
-
-def as_headers(unknown: Unknown) -> Iterator[tuple[bytes, bytes]]:
-    """The headers of an answer that report these names."""
-    if unknown.names:
-        more = ", ..." if unknown.more else ""
-        yield b"x-tokenmill-ignored", (", ".join(unknown.names) + more).encode()
-    if hints := dict.fromkeys(hint for hint in unknown.names.values() if hint is not None):
-        yield b"x-tokenmill-did-you-mean", ", ".join(hints).encode()
