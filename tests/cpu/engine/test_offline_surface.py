@@ -267,6 +267,24 @@ def test_parameters_that_skip_the_cache(llm):
     assert run(llm, prompt, greedy(2, skip_reading_prefix_cache=True))[0].num_cached_tokens == 0
 
 
+def test_the_tokenizer_refuses_what_is_no_id(llm):
+    ours = llm.get_tokenizer()
+    size = llm.built.facts.vocab_size
+    assert isinstance(ours.decode([size - 1]), str) and ours.decode([]) == ""
+    assert ours.convert_ids_to_tokens(10**9) is None
+    for wrong in (size, -1, 1 << 70):
+        for ids in (wrong, [1, wrong], [[1], [wrong]]):
+            with pytest.raises(UserError, match=f"outside the vocabulary of {size}"):
+                ours.decode(ids)
+    for wrong in ("5", 1.5, None, True):
+        for call in (ours.decode, ours.convert_ids_to_tokens, lambda ids: ours.batch_decode([ids])):
+            with pytest.raises(UserError, match="must be integers"):
+                call([1, wrong])
+    for wrong in ("5", 1.5, None):
+        with pytest.raises(UserError, match="must be integers"):
+            ours.decode(wrong)
+
+
 def test_the_tokenizer_is_transformers_like(llm, theirs):
     ours = llm.get_tokenizer()
     texts = ["The mill grinds grain.", "é 中 \U0001f600", "", "<|im_start|>user"]

@@ -178,7 +178,9 @@ class AsyncLLM:
         built = self.service.built
         if built.tokenizer is None:
             return None
-        return HubTokenizer(built.tokenizer, self.reader.render, built.config.model.model, built.context)
+        return HubTokenizer(
+            built.tokenizer, self.reader.render, built.config.model.model, built.context, built.facts.vocab_size
+        )
 
     @property
     def alive(self) -> list[Service]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import ParameterError, UserError, shown
 from tokenmill.text.codec import Tokenizer
 
 Render = Callable[..., tuple[str, list[int]]]
@@ -31,14 +31,15 @@ class Encoding(dict[str, Any]):
 
 
 class HubTokenizer:
-    """A tokenizer with the names and defaults of Transformers' tokenizers. render: makes a prompt from a
-    conversation."""
+    """A tokenizer with the names and defaults of Transformers' tokenizers. render: makes a prompt from a conversation;
+    size: tokens of the model, which may have more than its tokenizer."""
 
     is_fast = True
     padding_side = "left"
 
-    def __init__(self, inner: Tokenizer, render: Render, name: str = "", longest: int = 1 << 30) -> None:
+    def __init__(self, inner: Tokenizer, render: Render, name: str = "", longest: int = 1 << 30, size: int = 0) -> None:
         self.inner = inner
+        self._size = max(size, inner.vocab_size)
         self.name_or_path = name
         self.model_max_length = longest
         self._render = render
@@ -113,7 +114,12 @@ class HubTokenizer:
         if isinstance(ids, list) and ids and isinstance(ids[0], list):
             return self.batch_decode(ids, skip_special_tokens, **options)
         spaced = options.get("spaces_between_special_tokens", True)
-        row = [ids] if isinstance(ids, int) else ids
+        row = _checked([ids] if isinstance(ids, int) else ids)
+        for index in row:
+            if not 0 <= index < self._size:
+                raise ParameterError(
+                    f"token_ids holds {index}, outside the vocabulary of {self._size}.", param="token_ids"
+                )
         return self.inner.decode(row, skip_special_tokens=skip_special_tokens, spaces_between_special_tokens=spaced)
 
     def batch_decode(self, sequences: Any, skip_special_tokens: bool = False, **options: Any) -> list[str]:
@@ -125,7 +131,7 @@ class HubTokenizer:
         plain = _plain(ids)
         if isinstance(plain, int):
             return self.inner.id_to_token(plain)
-        kept = [i for i in plain if not (skip_special_tokens and i in self.inner.special_ids)]
+        kept = [i for i in _checked(plain) if not (skip_special_tokens and i in self.inner.special_ids)]
         return [self.inner.id_to_token(index) for index in kept]
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
@@ -230,9 +236,19 @@ def _plain(ids: Any) -> Any:
     """Ids as Python integers, also from a tensor or an array."""
     if hasattr(ids, "tolist"):
         return ids.tolist()
-    if isinstance(ids, int) or not isinstance(ids, Iterable):
+    if isinstance(ids, (int, str, bytes)) or not isinstance(ids, Iterable):
         return ids
     return [_plain(each) for each in ids]
+
+
+def _checked(ids: Any) -> list[int]:
+    """Ids, if each of them is an integer."""
+    if not isinstance(ids, list):
+        raise ParameterError(f"ids must be integers, or lists of them, got {shown(ids)}.", param="token_ids")
+    for index in ids:
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise ParameterError(f"ids must be integers, or lists of them, got {shown(index)}.", param="token_ids")
+    return ids
 
 
 def _tensor(rows: list[list[int]], kind: str) -> Any:

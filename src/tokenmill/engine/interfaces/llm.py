@@ -254,7 +254,9 @@ class LLM:
         inner = self.built.tokenizer
         if inner is None:
             return None
-        return HubTokenizer(inner, self.reader.render, self.built.config.model.model, self.built.context)
+        return HubTokenizer(
+            inner, self.reader.render, self.built.config.model.model, self.built.context, self.built.facts.vocab_size
+        )
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling parameters that generation_config.json suggests."""
