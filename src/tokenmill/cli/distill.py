@@ -20,6 +20,7 @@ from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.errors import ContextError, ParameterError
 from tokenmill.core.files import in_home
 from tokenmill.core.text_file import check_file
+from tokenmill.device.named import check_device
 
 if TYPE_CHECKING:
     from tokenmill import LLM
@@ -72,6 +73,7 @@ def distill(  # noqa: PLR0913
         raise ParameterError(f"{target} is not empty: name another folder, or go on with --resume.")
     look_for(model)
     check_file(data, "--data")
+    check_device(device)
     with show_waiting("Loading"):
         from tokenmill.device.memory import pick_device
         from tokenmill.distill.students import DraftStudent, Eagle3Student, MedusaStudent, Student, first_weights

@@ -12,6 +12,7 @@ from tokenmill.cli.errors import FAILED, INTERRUPTED
 from tokenmill.cli.interrupts import hear_time_limits
 from tokenmill.cli.loading import show_waiting
 from tokenmill.core.errors import ParameterError
+from tokenmill.device.named import check_device
 
 _MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "red")}
 
@@ -58,6 +59,7 @@ def doctor(
 
 def _measure(device: str, as_json: bool) -> None:
     """Measure, and tell on standard error what is done. If stopped early, print what has been measured."""
+    check_device(device)
     with show_waiting("Getting ready"):
         from tokenmill.device.memory import pick_device
         from tokenmill.measure.calibrate import measure_calibrated

@@ -140,6 +140,7 @@ def resolve_options(model: str | None, options: Mapping[str, Any]) -> tuple[Engi
 
 def resolve_stored(model: str | None, options: Mapping[str, Any]) -> ResolvedOptions:
     """The same for verbs that also use a stored model's system message and template."""
+    from tokenmill.device.named import check_device
     from tokenmill.engine.options.checks import check_companions, check_options
 
     given = {name: value for name, value in options.items() if name != "config"}
@@ -160,6 +161,7 @@ def resolve_stored(model: str | None, options: Mapping[str, Any]) -> ResolvedOpt
         config = make_config(**given)
     check_options(config)
     check_companions(config)
+    check_device(config.execute.device)
     look_for(config.model.model)
     return ResolvedOptions(config, {**given, "model": config.model.model}, stored)
 

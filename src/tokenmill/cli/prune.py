@@ -14,6 +14,7 @@ from tokenmill.cli.loading import progress, show_waiting, size, weight_bytes
 from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.text_file import check_file
+from tokenmill.device.named import check_device
 
 if TYPE_CHECKING:
     from tokenmill.engine.load.model_source import FolderSource
@@ -74,6 +75,7 @@ def prune(
     look_for(source)
     check_file(chosen.get("calibration"), "--calibration")
     check_file(repair, "--repair")
+    check_device(chosen.get("device", "cpu"))
     with show_waiting("Getting ready"):
         from tokenmill.device.memory import pick_device
         from tokenmill.measure.whole_source import whole_source

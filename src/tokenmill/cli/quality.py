@@ -14,6 +14,7 @@ from tokenmill.cli.loading import show_waiting, size
 from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.errors import ParameterError, why
 from tokenmill.core.text_file import check_file
+from tokenmill.device.named import check_device
 
 
 def quality(  # noqa: PLR0913
@@ -38,6 +39,7 @@ def quality(  # noqa: PLR0913
         look_for(name)
     check_file(text, "--text")
     check_file(tasks, "--tasks")
+    check_device(device)
     with show_waiting("Reading"):
         from tokenmill.core.config import make_config
         from tokenmill.device.memory import pick_device

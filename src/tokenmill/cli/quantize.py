@@ -16,6 +16,7 @@ from tokenmill.cli.loading import progress, show_waiting, size, weight_bytes
 from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.text_file import check_file, read_texts
+from tokenmill.device.named import check_device
 
 if TYPE_CHECKING:
     from tokenmill.engine.load.model_source import FolderSource
@@ -118,6 +119,7 @@ def quantize(
     look_for(source)
     check_file((chosen or {}).get("calibration"), "--calibration")
     check_file(imatrix, "--imatrix")
+    check_device((chosen or {}).get("device", "cpu"))
     with show_waiting("Getting ready"):
         from tokenmill.measure.whole_source import whole_source
         from tokenmill.quant.convert import Recipe, convert

@@ -49,14 +49,18 @@ class ModelError(UserError):
     """A model folder, config, tokenizer or tensor that cannot be used."""
 
 
-class UnevenError(ModelError):
+class NotSharedError(ModelError):
+    """A model cannot be shared out as --tensor-parallel-size and the like say."""
+
+
+class UnevenError(NotSharedError):
     """Something of the model cannot be shared out among so many ranks."""
 
     def __init__(self, what: str, ranks: int) -> None:
         super().__init__(f"--tensor-parallel-size: {what} cannot be split over {ranks} ranks; another number may do.")
 
 
-class UndividedError(ModelError):
+class UndividedError(NotSharedError):
     """Layers of the model read what others hold: none can be run without them."""
 
     def __init__(self, family: str) -> None:

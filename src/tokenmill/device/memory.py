@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from tokenmill.core.errors import UserError
+from tokenmill.device.named import no_device, unknown_device
 
 KNOWN = ("cuda", "mps", "xpu")
 """Kinds that `others` looks for; any that torch has a module for can be asked for by name."""
@@ -34,11 +35,9 @@ def pick_device(wanted: str) -> str:
         kind = "cuda"
     module = _module(kind)
     if module is None:
-        known = f"cpu, cuda, cuda:N, {', '.join(KNOWN[1:])} or auto"
-        raise UserError(f"Unknown device {wanted!r}: use {known}.", param="device")
+        raise unknown_device(wanted)
     if not _there(module):
-        name = "NVIDIA or AMD GPU" if kind == "cuda" else f"device of kind {kind}"
-        raise UserError(f"No {name} can be used here (torch sees none); use --device cpu.", param="device")
+        raise no_device(kind)
     if colon and not (index.isdigit() and int(index) < module.device_count()):
         many = f"{module.device_count()} of this kind are visible"
         raise UserError(f"There is no device {wanted!r}: {many}.", param="device")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import Act, ForwardContext, FusedMixture, Mixture, NormSpec, RouteSpec, Weight
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import NotSharedError
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import Rows, local_columns
 from tokenmill.layers.mlp import MLP
@@ -267,7 +267,7 @@ def held(b: Build, count: int) -> Sequence[int]:
     if not b.place.whole_experts or size == 1:
         return range(count)
     if count < size:
-        raise ModelError(f"--enable-expert-parallel: {count} experts cannot be distributed over {size} ranks.")
+        raise NotSharedError(f"--enable-expert-parallel: {count} experts cannot be distributed over {size} ranks.")
     if b.place.redundant is not None:
         every = first_placement(count, size, b.place.redundant)
         return every[rank * len(every) // size : (rank + 1) * len(every) // size]

@@ -44,8 +44,8 @@ from tokenmill.measure.calibrate_host import host, process_bytes, rehearse
 from tokenmill.measure.calibrate_sizes import SIZES, CalibrationSizes, Timing
 from tokenmill.measure.ceilings import measure, read_measured, reading
 from tokenmill.measure.devices import Device
-from tokenmill.measure.shape_checkpoint import ShapeCheckpoint
 from tokenmill.quant.detect import from_dense
+from tokenmill.quant.shape_checkpoint import ShapeCheckpoint
 
 FORMATS = ("float32", "bfloat16", "fp8", "int8", "int4")
 _COMPUTE = "bfloat16"

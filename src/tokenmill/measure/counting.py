@@ -39,10 +39,10 @@ from tokenmill.compute.model import CausalLM, Checkpoint
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.measure.live_memory import Live, held_bytes
-from tokenmill.measure.shape_checkpoint import AS_STORED, META, Packed, ShapeCheckpoint
 from tokenmill.models.registry import build_model
 from tokenmill.parallel.group import AtOnce
 from tokenmill.quant.gguf_weight import TABLES
+from tokenmill.quant.shape_checkpoint import AS_STORED, META, Packed, ShapeCheckpoint
 
 PROBE_TOKENS = 2
 """Tokens of the counting run. All counts are multiples of it."""

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tokenmill.kernels.reference import ReferenceKernels
-from tokenmill.measure.shape_checkpoint import Packed
+from tokenmill.quant.shape_checkpoint import Packed
 
 
 class Live(TorchDispatchMode):

@@ -37,9 +37,9 @@ from tokenmill.measure.several_devices import (
     state_bytes,
     with_copies,
 )
-from tokenmill.measure.shape_checkpoint import ShapeCheckpoint
 from tokenmill.measure.step_time import step_time
 from tokenmill.models.registry import is_elsewhere
+from tokenmill.quant.shape_checkpoint import ShapeCheckpoint
 
 DEFAULT_CONTEXTS = (1024, 8192, 32768, 131072)
 DEFAULT_OUTPUT = 256

@@ -15,11 +15,11 @@ from tokenmill.core.errors import ModelError, UserError
 from tokenmill.engine.load.model_source import FolderSource, find_source
 from tokenmill.layers.build import Build
 from tokenmill.measure.counting import CountingKernels
-from tokenmill.measure.shape_checkpoint import META, ShapeCheckpoint
 from tokenmill.models.family_of import is_ours, settled
 from tokenmill.models.registry import build_stage, check_keys
 from tokenmill.models.text_part import outer_of
 from tokenmill.parallel.group import SoloGroup
+from tokenmill.quant.shape_checkpoint import META, ShapeCheckpoint
 
 _POSITIONS = 16
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import NotSharedError
 
 Placement = list[int]
 WORTH = 1.02
@@ -32,9 +32,11 @@ class Move:
 def slots_of(experts: int, ranks: int, redundant: int) -> int:
     """The number of slots of each rank; refuses numbers that do not divide."""
     if redundant > experts * (ranks - 1):
-        raise ModelError(f"num_redundant_experts {redundant}: {ranks} ranks already hold all {experts} experts each.")
+        raise NotSharedError(
+            f"num_redundant_experts {redundant}: {ranks} ranks already hold all {experts} experts each."
+        )
     if (experts + redundant) % ranks:
-        raise ModelError(
+        raise NotSharedError(
             f"--enable-eplb: {experts} experts and {redundant} redundant ones do not divide by {ranks} ranks "
             f"(num_redundant_experts {-experts % ranks} would do)."
         )

@@ -12,7 +12,7 @@ from tests.cpu.gguf.writing import Writer
 from tokenmill.core.config import make_config
 from tokenmill.measure.devices import efficiency_of, find_device
 from tokenmill.measure.plan import Setup, plan, read_model, speed_types
-from tokenmill.measure.shape_checkpoint import AS_STORED
+from tokenmill.quant.shape_checkpoint import AS_STORED
 from tokenmill.testing.tiny import make_tiny
 
 

@@ -15,6 +15,7 @@ from tokenmill.cli import foreign
 from tokenmill.cli.foreign import VERBS
 from tokenmill.cli.foreign_bench import BENCH
 from tokenmill.cli.verbs import app
+from tokenmill.device import named
 from tokenmill.server.absent import why_absent
 
 UNREAD = [
@@ -156,6 +157,11 @@ WRONG = [
     ("quality /no/such --against demo", "'/no/such' is neither"),
     ("plan demo --slo ttft=fast --users 5", "--slo takes terms such as ttft=500ms"),
 ]
+ON_DEVICES = [
+    *("serve demo", "generate demo -p a", "chat demo", "bench latency demo", "bench throughput demo", "tune demo"),
+    *("quantize demo out", "quality demo --against demo", "prune demo out --layers 1", "doctor --measure"),
+    "distill demo out --data /dev/null",
+]
 SENTENCE = re.compile(r"[.?!](?:\s|$)")
 
 
@@ -170,6 +176,30 @@ def test_paths_that_are_not_there_are_told_before_anything_is_imported(
     result = CliRunner().invoke(app, shlex.split(line))
     assert result.exit_code == 2 and said in " ".join(result.output.split()), (result.output, result.exception)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("line", ON_DEVICES)
+@pytest.mark.parametrize(("device", "said"), [
+    ("gpu", "Unknown device 'gpu'"), ("cuda:x", "Unknown device 'cuda:x'"), ("cuda", "No NVIDIA or AMD GPU can be"),
+    ("cuda:1", "No NVIDIA or AMD GPU"), ("mps", "No device of kind mps"), ("xpu", "No device of kind xpu"),
+])  # fmt: skip
+def test_devices_that_are_not_there_are_told_before_anything_is_imported(
+    line: str, device: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(named, "DEV", tmp_path)
+    monkeypatch.setattr(named.sys, "platform", "linux")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = CliRunner().invoke(app, [*line.split(), "--device", device])
+    assert result.exit_code == 2 and said in result.stderr.splitlines()[-1], (result.output, result.exception)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu", "hpu", "cuda", "cuda:3"])
+def test_other_devices_are_left_to_torch(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(named, "DEV", tmp_path)
+    named.check_device(name)
 
 
 @pytest.mark.parametrize(("line", "hint"), WRONG, ids=[line for line, _ in WRONG])

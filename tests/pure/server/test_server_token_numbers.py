@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from tests.pure.server.conftest import Starter
 
 ONE = {"max_tokens": 1}

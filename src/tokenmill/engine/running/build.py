@@ -18,7 +18,6 @@ from tokenmill.core.request import Request
 from tokenmill.device.memory import place
 from tokenmill.engine.load.loading import (
     Facts,
-    check_ranks,
     device_of,
     find_model,
     load_runner,
@@ -27,6 +26,7 @@ from tokenmill.engine.load.loading import (
 )
 from tokenmill.engine.load.memory import STEP_GUESSES
 from tokenmill.engine.load.model_source import ModelSource
+from tokenmill.engine.load.sharing import check_shared
 from tokenmill.engine.options.balance_settings import read_balance
 from tokenmill.engine.options.checks import check_companions, check_options
 from tokenmill.engine.options.drafting import control_of, host_drafter, read_speculation, with_care
@@ -117,7 +117,7 @@ def build_engine(config: EngineConfig) -> Built:
     source = find_model(config)
     raw = read_config(config, source)  # reports errors in the config before the tokenizer is looked for
     speculation = read_speculation(config.speculate)
-    check_ranks(config, raw)
+    check_shared(config, source, raw)
     drafter, most = host_drafter(speculation)
     tokenizer = load_tokenizer(config, source)
     for said in tokenizer.unheeded if tokenizer is not None else ():

@@ -27,9 +27,8 @@ from tokenmill.core.errors import EngineDeadError
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device.memory import pick_device, records, use
 from tokenmill.engine.load.loading import device_of, load_runner
-from tokenmill.engine.options.balance_settings import read_balance
+from tokenmill.engine.load.sharing import place_of
 from tokenmill.engine.options.checks import left_out
-from tokenmill.engine.options.drafting import read_speculation, reads_words
 from tokenmill.engine.steps.executor import InProcessExecutor, InProcessTicket, answer, only_asks, operations
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.parallel.link import SocketLink
@@ -66,16 +65,7 @@ class Start(msgspec.Struct):
     @property
     def place(self) -> Place:
         """This rank's place among the stages."""
-        said = self.config.parallel
-        reads = reads_words(read_speculation(self.config.speculate))
-        balance = read_balance(said)
-        return Place(
-            self.stage,
-            said.pipeline_parallel_size,
-            whole_experts=said.enable_expert_parallel,
-            words=reads,
-            redundant=None if balance is None else balance.num_redundant_experts,
-        )
+        return place_of(self.config, self.stage)
 
 
 class Receipt(msgspec.Struct, array_like=True):

@@ -26,6 +26,7 @@ from tokenmill.core.config import (
 from tokenmill.core.errors import ParameterError, UserError, shown, why
 from tokenmill.core.spellings import one_spelling
 from tokenmill.core.yaml_file import read_mapping
+from tokenmill.device.named import check_device
 from tokenmill.engine.options.checks import check_companions, check_options
 from tokenmill.server.access import Rights, digest, shown_key
 from tokenmill.server.many_models.entry import Spec
@@ -100,6 +101,7 @@ def _spec(name: str, given: Any, options: Mapping[str, Any], server: ServerConfi
         spec = Spec(config, _server_of(server, mine), **_own(where, own))
         check_options(spec.engine, later=True)
         check_companions(spec.engine, named)
+        check_device(spec.engine.execute.device)
         check_entry(spec.server)
     except UserError as error:
         reason = str(error)
