@@ -270,16 +270,21 @@ class CountingKernels(ReferenceKernels):
         ctx: ForwardContext,
         first: int | None = None,
     ) -> Tensor:
-        """[T, hidden]. Which experts a step reads depends on its tokens, so only the mixture is noted."""
-        assert act is not None, "one rank alone computes both halves"
+        """[T, hidden], or the inner half alone, [T * k, inner], which ranks exchange on a CPU: then a second call
+        computes the other. Which experts a step reads depends on its tokens, so only the mixture is noted."""
         ups, downs = weights
-        held = sum(w.bytes() for w in (*ups, *downs)) / len(ups)
-        flops = 2.0 * (ups[0].shape[0] * ups[0].shape[1] + downs[0].shape[0] * downs[0].shape[1])
-        self.tally.mixtures.append(Mixture(len(ups), ids.shape[1], flops, held))
-        out = x.new_empty(len(x), downs[0].shape[0])
-        wide = x.new_empty(len(x) * ids.shape[1], ups[0].shape[0])
-        inner = _activated(wide, act)
-        return self._note(out, moved=x.nbytes + wide.nbytes + inner.nbytes + out.nbytes)
+        inner, moved = x, float(x.nbytes)
+        if act is not None:
+            held = sum(w.bytes() for w in (*ups, *downs)) / len(ups)
+            flops = 2.0 * (ups[0].shape[0] * ups[0].shape[1] + downs[0].shape[0] * downs[0].shape[1])
+            self.tally.mixtures.append(Mixture(len(ups), ids.shape[1], flops, held))
+            wide = x.new_empty(len(x) * ids.shape[1], ups[0].shape[0])
+            inner = _activated(wide, act)
+            moved += wide.nbytes + inner.nbytes
+            if gates is None:
+                return self._note(inner, moved=moved)
+        out = inner.new_empty(len(ids), downs[0].shape[0])
+        return self._note(out, moved=moved + out.nbytes)
 
     def _note(self, out: Tensor, *, moved: float) -> Tensor:
         self.tally.moved += moved / PROBE_TOKENS
@@ -288,12 +293,13 @@ class CountingKernels(ReferenceKernels):
 
 
 class CountingGroup(AtOnce):
-    """One of `size` ranks. Sums and gathers note the bytes that each rank sends."""
+    """One of `size` ranks, which are exact on a CPU. Sums and gathers note the bytes that each rank sends."""
 
     rank = 0
 
     def __init__(self, size: int, kernels: CountingKernels) -> None:
         self.size, self.kernels = size, kernels
+        self.exact = size > 1 and kernels.kind == "cpu"
 
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The same shape."""

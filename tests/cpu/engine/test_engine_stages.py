@@ -114,9 +114,7 @@ def test_every_family_in_stages(name: str, tmp_path: Path) -> None:
 def test_every_family_over_ranks(name: str, ranks: int, tmp_path: Path) -> None:
     drafts = family(name, tmp_path)
     if name in ("bloom", "laguna", "mpt") and ranks == 4:
-        with pytest.raises(
-            ModelError, match="--tensor-parallel-size: [26] heads or columns cannot be split over 4 ranks"
-        ):
+        with pytest.raises(ModelError, match=r"--tensor-parallel-size: [26] heads or columns cannot be split over 4"):
             open_llm(tmp_path, tensor_parallel_size=ranks, skip_tokenizer_init=True, kernels="auto")
         return
     same(tmp_path, {"tensor_parallel_size": ranks}, drafts=drafts, dtype="bfloat16")

@@ -106,6 +106,17 @@ def test_experts_touched_agrees_with_drawing_them():
     assert experts_touched(8, 8, 1) == 8 and experts_touched(8, 2, 0) == 0
 
 
+def test_ranks_of_a_cpu_hold_the_embeddings_each():
+    """They exchange what they multiply, and add nothing up: not even rows of the embeddings with zeros."""
+    gpu, cpu = count(LLAMA_8B, ranks=2), count(LLAMA_8B, ranks=2, kind="cpu")
+    assert cpu.held_bytes - gpu.held_bytes == 2 * HEAD_8B // 2
+    assert cpu.weight_bytes == gpu.weight_bytes
+    alone, cpu = count(MOE_30B, kind="cpu"), count(MOE_30B, ranks=2, kind="cpu")
+    assert [each.bytes for each in cpu.body.mixtures] == [each.bytes / 2 for each in alone.body.mixtures]
+    assert sum(each.flops for each in cpu.body.mixtures) == sum(each.flops for each in alone.body.mixtures) / 2
+    assert cpu.held_bytes > alone.held_bytes / 2 + 2 * HEAD_30B // 2
+
+
 def test_ranks_share_the_work_and_sum_up():
     whole, half = count(LLAMA_8B), count(LLAMA_8B, ranks=2)
     assert half.body.flops == whole.body.flops / 2

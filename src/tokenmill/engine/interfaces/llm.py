@@ -251,12 +251,9 @@ class LLM:
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, with the method names of Transformers' tokenizers; None if there is none."""
-        inner = self.built.tokenizer
-        if inner is None:
-            return None
-        return HubTokenizer(
-            inner, self.reader.render, self.built.config.model.model, self.built.context, self.built.facts.vocab_size
-        )
+        inner, size = self.built.tokenizer, self.built.facts.vocab_size
+        name, longest = self.built.config.model.model, self.built.context
+        return None if inner is None else HubTokenizer(inner, self.reader.render, name, longest, size)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling parameters that generation_config.json suggests."""
