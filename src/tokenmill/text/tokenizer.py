@@ -17,6 +17,7 @@ from tokenmill.core.files import LOOK, open_regular, present, read_object, read_
 from tokenmill.text import build
 from tokenmill.text.charsmap import CharsMap
 from tokenmill.text.codec import Tokenizer, TokenizerSettings
+from tokenmill.text.panics import check_frame, check_merges
 from tokenmill.text.patterns import check_patterns
 from tokenmill.text.rank_files import from_rank_file, from_tekken
 from tokenmill.text.sentencepiece import ModelKind, read_sentencepiece
@@ -126,8 +127,10 @@ def _unheeded(folder: Path, config: dict[str, Any], made: Tokenizer) -> tuple[st
 
 def _native(data: bytes) -> tokenizers.Tokenizer:
     check_patterns(data)
+    check_merges(data)
     inner = tokenizers.Tokenizer.from_buffer(data)
     build.refuse_chance(inner)
+    check_frame(inner)
     return inner
 
 
