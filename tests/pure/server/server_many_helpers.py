@@ -66,7 +66,7 @@ async def build() -> AsyncIterator[Any]:
             if entry.name in city.errors:
                 raise city.errors[entry.name]
             options = city.options.setdefault(entry.name, FakeOptions())
-            options.script, options.max_model_len = SAYS[entry.name], LONG[entry.name]
+            options.script, options.max_model_len = SAYS.get(entry.name, "I am new."), LONG.get(entry.name, 512)
 
             def link(number: int, life: int) -> FakeLink:
                 city.links.setdefault(entry.name, []).append(FakeLink(options))

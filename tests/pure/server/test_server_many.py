@@ -433,6 +433,32 @@ async def test_series_of_models_that_are_gone_go(build: Any) -> None:
     assert "blue" not in text and 'model_name="green"' in text
 
 
+async def test_series_do_not_grow_with_the_models_of_the_past(build: Any) -> None:
+    city = build(memory=None, models_control=True)
+    models = city.shared.models
+
+    async def series() -> set[str]:
+        text = (await city.client.get("/metrics")).text
+        return {line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+
+    async def visit(name: str) -> None:
+        models.add(Spec(make_config({}, model=name), city.shared.config))
+        asked = {"model": name, "prompt": "x", "max_tokens": 2}
+        assert (await city.post("/v1/completions", asked)).status_code == 200
+        assert any(f'"{name}"' in each for each in await series())
+        assert (await city.post("/models/unload", {"model": name})).status_code == 200
+        left = [each for each in await series() if f'"{name}"' in each]
+        assert left and not any("vllm:num_requests_running" in each for each in left), "an unloaded model has no gauges"
+        assert (await city.post("/v1/completions", {**asked, "prompt": []})).status_code == 400
+        await models.remove(name)
+
+    await visit("first")
+    before = await series()
+    for number in range(30):
+        await visit(f"guest-{number}")
+    assert await series() == before
+
+
 async def test_models_come_and_go(build: Any) -> None:
     city = build(memory=None)
     models = city.shared.models
