@@ -19,7 +19,7 @@ from tokenmill.compute.forward import Kernels
 from tokenmill.compute.model import CausalLM
 from tokenmill.core.config import EngineConfig, cache_dir
 from tokenmill.core.cores import usable_cores
-from tokenmill.core.errors import ModelError, NotSharedError, ParameterError
+from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
 from tokenmill.engine.load.compile_ahead import Compiling, compile_ahead
 from tokenmill.engine.load.draft_loading import LoadedDrafter, Target, load_drafter, states_of_drafter
@@ -298,7 +298,7 @@ def _step_tokens(config: EngineConfig, device: str, length: int) -> int:
 def check_stages(model: CausalLM, mesh: Mesh) -> None:
     """Refuse a checkpoint with tensors that no stage asked for, and expert options for a model without experts."""
     if mesh.place.whole_experts and not any(mesh.by_stage(model.spec.extras.get("mixtures", 0))):
-        raise NotSharedError("--enable-expert-parallel: this model has no experts to distribute; leave it out.")
+        raise ModelError("--enable-expert-parallel: this model has no experts to distribute; leave it out.")
     if mesh.place.stages > 1:
         left = [set(each) for each in mesh.share(model.spec.extras.get("left", []))]
         check_leftovers(sorted(set.intersection(*left)))
@@ -338,6 +338,21 @@ def _facts(
         device_uuid=uuid_of(device),
         kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(pool.num_blocks)),
     )
+
+
+def check_ranks(config: EngineConfig, raw: dict[str, Any]) -> None:
+    """Refuse more ranks than there are parts, before a process is started. Ranks find out when they load if anything
+    else cannot be shared among them."""
+    text = raw.get("text_config")
+    asked = (
+        ("tensor_parallel_size", "num_attention_heads", config.parallel.tensor_parallel_size, "attention heads"),
+        ("pipeline_parallel_size", "num_hidden_layers", config.parallel.pipeline_parallel_size, "layers"),
+    )
+    for name, key, ranks, what in asked:
+        count = raw.get(key, text.get(key) if isinstance(text, dict) else None)
+        if isinstance(count, int) and 0 < count < ranks:
+            said = f"--{name.replace('_', '-')} {ranks}: this model has only {count} {what} to share out."
+            raise ParameterError(said, param=name)
 
 
 def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype, device: str) -> Sites | None:

@@ -13,8 +13,8 @@ import torch
 
 from tokenmill.compute.model import CausalLM, Checkpoint
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.errors import NotSharedError, ParameterError
-from tokenmill.engine.load.loading import device_of
+from tokenmill.core.errors import NotSharedError
+from tokenmill.engine.load.loading import check_ranks, device_of
 from tokenmill.engine.load.model_source import ModelSource
 from tokenmill.engine.options.balance_settings import read_balance
 from tokenmill.engine.options.drafting import read_speculation, reads_words
@@ -50,7 +50,7 @@ def check_shared(config: EngineConfig, source: ModelSource, raw: dict[str, Any])
     if config.parallel.ranks == 1:
         return
     devices = {device_of(config, rank) for rank in range(config.parallel.ranks)}
-    _check_counts(config, raw)
+    check_ranks(config, raw)
     if is_elsewhere(raw, config.files.model_impl):
         return
     try:
@@ -59,19 +59,6 @@ def check_shared(config: EngineConfig, source: ModelSource, raw: dict[str, Any])
         raise
     except Exception:
         return  # of a model that cannot be built, or not without data, ranks tell more
-
-
-def _check_counts(config: EngineConfig, raw: dict[str, Any]) -> None:
-    text = raw.get("text_config")
-    asked = (
-        ("tensor_parallel_size", "num_attention_heads", config.parallel.tensor_parallel_size, "attention heads"),
-        ("pipeline_parallel_size", "num_hidden_layers", config.parallel.pipeline_parallel_size, "layers"),
-    )
-    for name, key, ranks, what in asked:
-        count = raw.get(key, text.get(key) if isinstance(text, dict) else None)
-        if isinstance(count, int) and 0 < count < ranks:
-            said = f"--{name.replace('_', '-')} {ranks}: this model has only {count} {what} to share out."
-            raise ParameterError(said, param=name)
 
 
 def _build_parts(config: EngineConfig, source: ModelSource, raw: dict[str, Any], *, on_cpu: bool) -> None:
