@@ -135,6 +135,15 @@ void add(Address x, Address y, Address out, int64_t count, float scale, int type
   submit(static_cast<double>(count), [op] { table().add(op); });
 }
 
+// factors: their address and the stride of their rows; sizes: rows, count, width; types: of x, of out.
+void weigh(Address x, Address y, const std::tuple<Address, int64_t>& factors, Address out,
+           const std::array<int64_t, 3>& sizes, const std::array<int, 2>& types) {
+  const auto [rows, count, width] = sizes;
+  const WeighOp op{raw(x), raw(y), at<const float>(std::get<0>(factors)), raw(out), rows, count, width,
+                   std::get<1>(factors), static_cast<Type>(types[0]), static_cast<Type>(types[1])};
+  submit(static_cast<double>(rows * count * width), [op] { table().weigh(op); });
+}
+
 // rows, query_start, positions, left, how many sequences, how many states there are.
 using Step = std::tuple<Address, Address, Address, Address, int64_t, int64_t>;
 
@@ -470,19 +479,6 @@ struct Experts {
   }
 };
 
-// The sum over choices of what experts of all ranks have left, float y [rows * top_k, hidden].
-void add_experts_of(Address y, int64_t rows, int64_t hidden, Address out, int type, Address gates, int64_t top_k) {
-  ExpertsOp op{};
-  op.x = raw(y);
-  op.out = raw(out);
-  op.rows = rows;
-  op.hidden = hidden;
-  op.top_k = top_k;
-  op.gates = at<const float>(gates);
-  op.type = static_cast<Type>(type);
-  submit(static_cast<double>(rows * top_k * hidden), [op] { add_experts(op); });
-}
-
 void choose(Address logits, int64_t rows, int64_t count, int type, Address bias, Address ids, Address gates,
             int64_t top_k, const std::tuple<int, bool, float, float, float, int64_t, int64_t, bool>& how) {
   const auto& [order, normalise, scale, eps, floor, groups, top_groups, sum2] = how;
@@ -756,6 +752,7 @@ NB_MODULE(_native, m) {
   m.def("state_space", &state_space);
   m.def("selective_scan", &selective_scan);
   m.def("add", &add);
+  m.def("weigh", &weigh);
   m.def("embed", &embed);
   m.def("greedy", &greedy);
   m.def("choose_tokens", &choose_tokens);
@@ -779,7 +776,6 @@ NB_MODULE(_native, m) {
       .def("call", &Experts::call, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg() = 0, nb::arg() = 0);
   m.def("choose", &choose);
-  m.def("add_experts", &add_experts_of);
   m.def("heads", &heads);
   nb::class_<Layer>(m, "Layer")
       .def(nb::init<int, int, int, int, bool, float, float, int64_t, Address, Address>())

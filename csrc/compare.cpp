@@ -106,6 +106,16 @@ void elementwise(Random& random) {
   both("add", type, rows * width, near, [&](const Table& t, void* out) {
     t.add({x.data(), y.data(), out, rows * width, 0.7f, type});
   });
+  const Bytes factors = tensor(random, Type::f32, rows * 4, 1.0f);
+  const auto* factor = reinterpret_cast<const float*>(factors.data());
+  for (const Type into : {Type::f32, type}) {
+    both("weigh", into, rows * (width / 2), near, [&](const Table& t, void* out) {
+      t.weigh({x.data(), nullptr, factor, out, rows, 2, width / 2, 4, type, into});
+    });
+  }
+  both("weigh y", type, rows * width, near, [&](const Table& t, void* out) {
+    t.weigh({x.data(), y.data(), factor, out, rows, 2, width / 2, 4, type, type});
+  });
   if (type == Type::f32 && random.coin()) {
     reinterpret_cast<float*>(x.data())[random.below(rows * width)] = random.of({INFINITY, -INFINITY, NAN});
   }

@@ -90,6 +90,41 @@ void add_typed(const AddOp& op) {
 }
 void add_scaled(const AddOp& op) { op.type == Type::f32 ? add_typed<float>(op) : add_typed<bf16>(op); }
 
+// Products are rounded before they are added, as the sum over experts does it.
+template <class T, class O>
+void weigh_typed(const WeighOp& op) {
+  parallel_rows(op.rows, op.count * op.width, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* x = static_cast<const T*>(op.x) + row * op.count * op.width;
+      const float* factors = op.factors + row * op.stride;
+      for (int64_t i = 0; i < op.width; i += 16) {
+        const int64_t n = op.width - i;
+        if (op.y) {
+          const F y = load_part(static_cast<const T*>(op.y) + row * op.width + i, n);
+          O* out = static_cast<O*>(op.out) + row * op.count * op.width + i;
+          for (int64_t j = 0; j < op.count; ++j) {
+            const F sum = add(load_part(x + j * op.width + i, n), mul(splat(factors[j]), y));
+            store_part(out + j * op.width, sum, n);
+          }
+        } else {
+          F total = zero();
+          for (int64_t j = 0; j < op.count; ++j) {
+            total = add(total, mul(splat(factors[j]), load_part(x + j * op.width + i, n)));
+          }
+          store_part(static_cast<O*>(op.out) + row * op.width + i, total, n);
+        }
+      }
+    }
+  });
+}
+void weigh(const WeighOp& op) {
+  with_type(op.type, [&](auto* x) {
+    with_type(op.out_type, [&](auto* out) {
+      weigh_typed<std::remove_pointer_t<decltype(x)>, std::remove_pointer_t<decltype(out)>>(op);
+    });
+  });
+}
+
 template <class T>
 void embed_typed(const EmbedOp& op) {
   parallel_rows(op.count, op.width, [&](int64_t begin, int64_t end) {

@@ -130,12 +130,12 @@ LinearOp product(const MatrixRef& matrix, const void* x, void* out, int64_t rows
 
 const uint8_t* row_of(const void* x, int64_t row, int64_t bytes) { return static_cast<const uint8_t*>(x) + row * bytes; }
 
-// out[t] = the sum over j of gates[t, j] * y, a row of `found` for each choice: row t * k + j, or `place` of that.
+// out[t] = the sum over j of gates[t, j] * y, the row of `found` at the place of choice t * k + j.
 void weigh(const ExpertsOp& op, const float* found, const int64_t* places) {
   auto task = [&](int64_t t) {
     std::vector<float> total(static_cast<size_t>(op.hidden), 0.0f);
     for (int64_t j = 0; j < op.top_k; ++j) {
-      const int64_t place = places ? places[t * op.top_k + j] : t * op.top_k + j;
+      const int64_t place = places[t * op.top_k + j];
       if (place < 0) continue;
       const float gate = op.gates[t * op.top_k + j];
       const float* y = found + place * op.hidden;
@@ -224,7 +224,5 @@ void experts(const ExpertsOp& op) {
   }
   weigh(op, found, order.place.data());
 }
-
-void add_experts(const ExpertsOp& op) { weigh(op, static_cast<const float*>(op.x), nullptr); }
 
 }  // namespace tokenmill

@@ -66,6 +66,15 @@ struct AddOp {  // out = x + scale * y
   Type type;
 };
 
+struct WeighOp {  // out = the sum over j of factors[j] * x[j]; or, with y, out[j] = x[j] + factors[j] * y
+  const void* x;         // [rows, count, width]
+  const void* y;         // [rows, width] in x's type, or null
+  const float* factors;  // [rows, count], row stride in elements
+  void* out;             // [rows, width]; with y [rows, count, width]
+  int64_t rows, count, width, stride;
+  Type type, out_type;   // of x, of out
+};
+
 struct EmbedOp {  // out[i] = table[ids[i]] * scale
   const void* table;
   const int64_t* ids;
@@ -384,7 +393,6 @@ struct RouteOp {
 };
 
 void experts(const ExpertsOp& op);
-void add_experts(const ExpertsOp& op);  // x is what `experts` leaves where it does not sum, from any rank
 void route(const RouteOp& op);
 
 // These throw where an index lies outside what it names, before they write anything.
@@ -396,6 +404,7 @@ struct Table {
   void (*norm)(const NormOp&);
   void (*act)(const ActOp&);
   void (*add)(const AddOp&);
+  void (*weigh)(const WeighOp&);
   void (*embed)(const EmbedOp&);
   void (*greedy)(const GreedyOp&);
   bool (*choose)(const ChooseOp&);  // false: a draw is too close to call

@@ -297,9 +297,11 @@ class Kernels(RoundsLines, Protocol):
         ...
 
     def add(
-        self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None, times: Tensor | None = None
-    ) -> Tensor:
-        """(x + scale * within(y)) * times; y may be what `open_product` made; times [1]."""
+        self, x: Tensor, y: Tensor, scale: float | Tensor = 1.0, *, within: NormSpec | None = None,
+        times: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """(x + scale * within(y)) * times; y may be what `open_product` made; times [1]. scale [T, S] in float32: x
+        [T, S * D] is S streams of y's width, and y is added to each with its own factor, rounded once."""
         ...
 
     def add_norm(
@@ -370,7 +372,8 @@ class Kernels(RoundsLines, Protocol):
         ...
 
     def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
-        """Add up parts [T * k, hidden] of `experts`, once all ranks' parts are there, as it does -> [T, hidden]."""
+        """Add up parts [T * k, hidden], each times its gate [T, k], as `experts` does -> [T, hidden]: what experts left
+        on all ranks, or streams of hidden states. Parts may be of any type."""
         ...
 
     def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:

@@ -176,13 +176,18 @@ class ReferenceKernels:
         return pointwise.activate(x.float(), act).to(x.dtype)
 
     def add(
-        self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None, times: Tensor | None = None
-    ) -> Tensor:
+        self, x: Tensor, y: Tensor, scale: float | Tensor = 1.0, *, within: NormSpec | None = None,
+        times: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """(x + scale * within(y)) * times."""
         self.count("add")
         y = y if y.ndim == x.ndim else y.sum(0).to(x.dtype)  # a sum in parts
         y = y if within is None else self.norm(y, within)
-        x = x + y if scale == 1.0 else x + scale * y
+        if isinstance(scale, Tensor):
+            each = x.float().view(*scale.shape, -1) + y.float()[:, None] * scale[:, :, None]
+            x = each.to(x.dtype).flatten(1)
+        else:
+            x = x + y if scale == 1.0 else x + scale * y
         return x if times is None else x * times
 
     def add_norm(

@@ -1,8 +1,8 @@
 """Hyper-connections: a token's hidden state is several streams, which a block reads as one mixture and is added to with
 a factor for each. Owns: the factors, which the streams themselves decide, and mixing, adding and joining.
 
-A step carries x [T, streams * hidden]. Sums over streams are written out element by element, so that a row's bytes do
-not depend on its company; they and the factors are float32 whatever the compute dtype. Knows nothing of families.
+A step carries x [T, streams * hidden]. Backends add streams up one after the other, so that a row's bytes do not depend
+on its company; sums and factors are float32 whatever the compute dtype. Knows nothing of families.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Factors:
         self.shape = shape
 
     def of(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, streams * hidden] in float32 -> [T, all factors]."""
-        made = self.weight.matmul(x, ctx, norm=self.shape.norm)
-        return ctx.kernels.activate(self.most.repeat(len(x), 1), "sigmoid", made) + self.shape.least
+        """x [T, streams * hidden] -> [T, all factors]."""
+        made = self.weight.matmul(x.float(), ctx, norm=self.shape.norm)
+        return ctx.kernels.activate(self.most.expand(len(x), -1), "sigmoid", made).add_(self.shape.least)
 
 
 class HyperConnection:
@@ -67,14 +67,12 @@ class HyperConnection:
 
     def mix(self, x: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         """x [T, streams * hidden] -> the block's input [T, hidden], and the factors of its result [T, streams]."""
-        wide = x.float()
-        inner, outer = self.factors.of(wide, ctx).chunk(2, dim=1)
-        return _mixed(wide, inner).to(x.dtype), outer
+        inner, outer = self.factors.of(x, ctx).chunk(2, dim=1)
+        return _mixed(x, inner, ctx), outer
 
-    def add(self, x: Tensor, y: Tensor, outer: Tensor) -> Tensor:
+    def add(self, x: Tensor, y: Tensor, outer: Tensor, ctx: ForwardContext) -> Tensor:
         """Each stream of x with y [T, hidden] times its factor."""
-        wide = x.float().view(len(x), self.shape.count, -1)
-        return (wide + y.float()[:, None] * outer[:, :, None]).to(x.dtype).flatten(1)
+        return ctx.kernels.add(x, y, outer)
 
 
 class HyperHead:
@@ -85,14 +83,9 @@ class HyperHead:
 
     def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, streams * hidden] -> [T, hidden]."""
-        wide = x.float()
-        return _mixed(wide, self.factors.of(wide, ctx)).to(x.dtype)
+        return _mixed(x, self.factors.of(x, ctx), ctx)
 
 
-def _mixed(wide: Tensor, factors: Tensor) -> Tensor:
+def _mixed(x: Tensor, factors: Tensor, ctx: ForwardContext) -> Tensor:
     """The streams' sum, each times its factor."""
-    each = wide.view(*factors.shape, -1) * factors[:, :, None]
-    made = each[:, 0]
-    for i in range(1, each.shape[1]):
-        made = made + each[:, i]
-    return made
+    return ctx.kernels.add_experts(x.view(factors.numel(), -1), factors, x.dtype)

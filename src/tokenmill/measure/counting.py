@@ -197,8 +197,9 @@ class CountingKernels(ReferenceKernels):
         return self._note(out, moved=x.nbytes + out.nbytes)
 
     def add(
-        self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None, times: Tensor | None = None
-    ) -> Tensor:
+        self, x: Tensor, y: Tensor, scale: float | Tensor = 1.0, *, within: NormSpec | None = None,
+        times: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """The same shape."""
         y = y if within is None else self.norm(y, within)
         return self._note(torch.empty_like(x), moved=3 * x.nbytes)

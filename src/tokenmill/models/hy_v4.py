@@ -42,7 +42,7 @@ class Layer:
         """x [T, streams * hidden] -> the same, or [T, hidden] after the last layer."""
         for hyper, norm, block in self.around:
             mixed, outer = hyper.mix(x, ctx)
-            x = hyper.add(x, block(mixed, ctx, norm=norm), outer)
+            x = hyper.add(x, block(mixed, ctx, norm=norm), outer, ctx)
         return x if self.out is None else self.out(x, ctx)
 
 

@@ -50,6 +50,8 @@ def test_embed_and_add():
     table = torch.randn(9, 4)
     assert torch.equal(KERNELS.embed(table, torch.tensor([3, 3, 8]), 2.0), table[[3, 3, 8]] * 2)
     assert torch.equal(KERNELS.add(table, table, 0.5), table + 0.5 * table)
+    streams = KERNELS.add(table.repeat(1, 2), table, torch.tensor([[0.5, 2.0]]).expand(9, -1))
+    assert torch.equal(streams, torch.cat([1.5 * table, 3.0 * table], dim=-1))
 
 
 def test_another_sequence_full_of_nan_does_no_harm():

@@ -69,6 +69,14 @@ def test_activation(act, width):
     company_free(lambda x: KERNELS.activate(x, act), random(40, width) * 4)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 7, 129])
+def test_streams(width, dtype):
+    x, y, factors = random(40, 3 * width, dtype=dtype), random(40, width, dtype=dtype, seed=1), random(40, 3, seed=2)
+    company_free(lambda at: KERNELS.add(x[at], y[at], factors[at]), torch.arange(40))
+    company_free(lambda at: KERNELS.add_experts(x[at].view(-1, width), factors[at], dtype), torch.arange(40))
+
+
 def test_activations_do_not_depend_on_threads(threads):
     x = random(50, 3001) * 4
     parts = torch.cat([KERNELS.activate(row[None], "gelu_tanh") for row in x])

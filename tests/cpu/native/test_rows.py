@@ -90,6 +90,21 @@ def test_add(kernels, dtype, shape, scale):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("streams", "width"), [(1, 5), (4, 64), (3, 77), (4, 2500)])
+def test_streams_are_joined_and_added_to(kernels, dtype, streams, width):
+    x, y = random(9, streams * width, dtype=dtype), random(9, width, dtype=dtype, seed=1)
+    factors = random(9, 2 * streams, seed=2)[:, streams:]
+    added, wide = kernels.add(x, y, factors), x.double().view(9, streams, width)
+    close(added, (wide + y.double()[:, None] * factors.double()[:, :, None]).flatten(1))
+    assert torch.equal(kernels.add(x[4:5], y[4:5], factors[4:5]), added[4:5])
+    for into in {dtype, torch.float32}:
+        joined = kernels.add_experts(x.view(-1, width), factors, into)
+        close(joined, (wide * factors.double()[:, :, None]).sum(1).to(into))
+        assert torch.equal(kernels.add_experts(x[4:5].view(-1, width), factors[4:5], into), joined[4:5])
+    assert kernels.counters()["add"] == {"calls": 2, "fallbacks": 0}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [1.0, 8.0])
 def test_embed(kernels, dtype, scale):
     table, ids = random(31, 70, dtype=dtype), torch.tensor([30, 0, 5, 5])

@@ -42,7 +42,7 @@ from tokenmill.kernels.cpu.activation_codes import ACTS, GATED
 from tokenmill.kernels.cpu.adapters import Addends, BoundSites
 from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundNorms, BoundPlan
 from tokenmill.kernels.cpu.choose import choose, greedy
-from tokenmill.kernels.cpu.mixture import add_experts, route, visit
+from tokenmill.kernels.cpu.mixture import add_experts, add_to_each, route, visit
 from tokenmill.kernels.cpu.packed import PACKERS, SPARSE, TYPES, PackedMatrix, pack_dense, pack_numbers, quantise
 from tokenmill.kernels.cpu.replay import record
 from tokenmill.kernels.cpu.rows import advance_, gather_rows
@@ -317,11 +317,16 @@ class CpuKernels(ReferenceKernels):
         return found
 
     def add(
-        self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None, times: Tensor | None = None
-    ) -> Tensor:
+        self, x: Tensor, y: Tensor, scale: float | Tensor = 1.0, *, within: NormSpec | None = None,
+        times: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """(x + scale * within(y)) * times."""
         y, kind = y if within is None else self.norm(y, within), TYPES.get(x.dtype)
-        if kind is None or x.dtype != y.dtype or x.shape != y.shape:
+        if isinstance(scale, Tensor) and kind is not None and x.dtype == y.dtype and scale.dtype == torch.float32:
+            self.count("add")
+            out = add_to_each(x, y, scale)
+            return out if times is None else out * times
+        if isinstance(scale, Tensor) or kind is None or x.dtype != y.dtype or x.shape != y.shape:
             self.count("add", fallback=True)
             return super().add(x, y, scale, times=times)
         self.count("add")
@@ -421,7 +426,7 @@ class CpuKernels(ReferenceKernels):
 
     def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
         """The weighted sum over choices, in one native call."""
-        if dtype not in TYPES:
+        if dtype not in TYPES or parts.dtype not in TYPES or gates.dtype != torch.float32:
             return super().add_experts(parts, gates, dtype)
         return add_experts(parts, gates, dtype)
 

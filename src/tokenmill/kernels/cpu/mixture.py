@@ -1,4 +1,4 @@
-"""Mixtures of experts in native calls. Owns: the choice, the chosen experts' products, and their weighted sum."""
+"""Mixtures of experts in native calls. Owns: the choice, the chosen experts' products, and weighted sums."""
 
 from __future__ import annotations
 
@@ -50,8 +50,22 @@ def visit(
 
 def add_experts(parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
     """The weighted sum over choices."""
-    (rows, top_k), hidden = gates.shape, parts.shape[1]
-    parts, gates = parts.contiguous(), gates.contiguous()
-    out = torch.empty((rows, hidden), dtype=dtype)
-    _native.add_experts(parts.data_ptr(), rows, hidden, out.data_ptr(), TYPES[dtype], gates.data_ptr(), top_k)
+    return _weigh(parts, None, gates, torch.empty((len(gates), parts.shape[1]), dtype=dtype))
+
+
+def add_to_each(x: Tensor, y: Tensor, factors: Tensor) -> Tensor:
+    """x [T, S * D] with y [T, D] times its factor [T, S] in each of the S parts of a row."""
+    return _weigh(x, y, factors, torch.empty(x.shape, dtype=x.dtype))
+
+
+def _weigh(x: Tensor, y: Tensor | None, factors: Tensor, out: Tensor) -> Tensor:
+    """The sum of x's parts, each times its factor; or with y, y times them in x's parts."""
+    (rows, count), x = factors.shape, x.contiguous()
+    factors = factors if factors.stride(1) == 1 else factors.contiguous()
+    y = None if y is None else y.contiguous()
+    sizes = rows, count, out.shape[1] if y is None else y.shape[1]
+    _native.weigh(
+        x.data_ptr(), 0 if y is None else y.data_ptr(), (factors.data_ptr(), factors.stride(0)), out.data_ptr(), sizes,
+        (TYPES[x.dtype], TYPES[out.dtype]),
+    )  # fmt: skip
     return out

@@ -111,9 +111,12 @@ class TritonKernels(ProductKernels):
 
     @else_reference
     def add(
-        self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None, times: Tensor | None = None
-    ) -> Tensor:
+        self, x: Tensor, y: Tensor, scale: float | Tensor = 1.0, *, within: NormSpec | None = None,
+        times: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """(x + scale * within(y)) * times; many rows of two tensors as they are, torch adds."""
+        if isinstance(scale, Tensor):
+            return super().add(x, y, scale, within=within, times=times)
         plain = within is None and scale == 1.0 and y.ndim == 2 and times is None and x.shape[0] > _FEW_ROWS
         if plain or not (self.launch.fuses and pointwise.can_add(x, y)):
             return super().add(x, y, scale, within=within, times=times)
