@@ -54,6 +54,12 @@ class StatePool:
         """The bytes of all states, kept ones included."""
         return sum(part.nbytes for layer in (*self.views, *self.kept) for part in layer)
 
+    def drop(self, rows: list[int]) -> None:
+        """Rows without states."""
+        for layer in self.views:
+            for part in layer:
+                part[rows] = 0
+
     def restore(self, slots: Tensor, rows: Tensor) -> None:
         """Copy the states kept in `slots` [n] to `rows` [n]."""
         self._copy(self._back, slots, rows)

@@ -144,18 +144,19 @@ def prove_own_caches(
     for made.how in WAYS:
         try:
             with failing_as("it does not go on from its tokens"):
-                found, held = [], Held(None, 0)
+                found, held, sizes = [], Held(None, 0), []
                 for part in _cut(ids, pieces):
                     made.run(ids[: held.length + 1].flip(0), Held(None, 0))  # nothing may be left of other sequences
                     hidden, held = made.run(part, copy.deepcopy(held))
                     found.append(made.logits(hidden, None).float())  # type: ignore[arg-type]
+                    sizes.append((held.length, _bytes(held.cache)))
                 check_equal(f"a prompt of {len(pieces)} pieces", torch.cat(found), expected, b)
         except ModelError as error:
             why = error
         else:
-            each = _bytes(held.cache) / held.length
+            each, start = _growth(sizes)
             made.spec = made.describe(b, vocab, hidden.shape[1], (STAND_IN,), (STATE,), stand_in=True,
-                                      own_caches=each, anew=not made.how.cached)  # fmt: skip
+                                      own_caches=each, own_cache_start=start, anew=not made.how.cached)  # fmt: skip
             return
     raise why
 
@@ -164,6 +165,14 @@ def _cut(ids: Tensor, pieces: tuple[int, ...]) -> list[Tensor]:
     """The prompt in pieces; shorter than these if the model's context is."""
     borders = [0, *accumulate(pieces)]
     return [ids[a:b] for a, b in pairwise(borders) if a < len(ids)]
+
+
+def _growth(sizes: list[tuple[int, int]]) -> tuple[float, float]:
+    """Of lengths and bytes of a cache that grows: the bytes of a token, and those that are there whatever its length
+    (states)."""
+    (short, few), (long, many) = sizes[0], sizes[-1]
+    each = max(0.0, (many - few) / (long - short)) if long > short else many / long
+    return each, max(0.0, many - each * long)
 
 
 def _bytes(cache: Any) -> int:

@@ -112,6 +112,8 @@ class Runner:
         launch = getattr(kernels, "launch", None)
         self.rows.always_adapted = adapters is not None and bool(getattr(launch, "steady", False))
         self.recorders: list[StepRecorder] = self._recorders() if record else []
+        self.drops_states = "own_caches" in model.spec.extras
+        """A row's state is what holds its cache (models/foreign_caches.py): rows that end let go of it."""
         self.epoch = self.failed_epoch = -1
         self.translate: Callable[[StepPlan], None] = lambda plan: None
         """Changes a plan for the whole model into a plan for this stage, in place."""
@@ -250,6 +252,8 @@ class Runner:
                 steps.forget_adapted()
         for group, pairs in self.pool.turns(plan.copies) if plan.copies else ():
             self.pool.copy_blocks(group, *send_columns(pairs, rows.device))
+        if self.drops_states and plan.ended and self.pool.states is not None:
+            self.pool.states.drop(plan.ended)
         if plan.restores and self.pool.states is not None:
             into, slots = send_columns(plan.restores, rows.device)
             self.pool.states.restore(slots, into)

@@ -14,6 +14,7 @@ from tests.cpu.models.parity import DictCheckpoint, chosen, make
 from tokenmill import LLM, BeamSearchParams, SamplingParams
 from tokenmill.compute.forward import ForwardContext, StepRows
 from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.models.foreign_caches import Held, _bytes
 from tokenmill.models.registry import build_elsewhere
 
 KINDS = {
@@ -112,3 +113,32 @@ def test_caches_are_copied_before_they_change_and_dropped_when_nobody_names_them
     states[:] = 0
     model.forward(ids[:2], step([0], [2], [0], states))
     assert len(model.caches) == 1
+
+
+def test_rows_that_end_let_go_of_their_caches(tmp_path: Path) -> None:
+    make(tiny("diffllama"), tmp_path)
+    asked: list[Any] = [{"prompt_token_ids": ids} for ids in PROMPTS]
+    greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+    with served(tmp_path) as llm:
+        llm.generate(asked, greedy, use_tqdm=False)
+        llm.generate(asked[:1], greedy, use_tqdm=False)
+        assert len(llm.engine.executor.runner.model.caches) <= 2 < len(asked)
+
+
+@pytest.mark.parametrize(("kind", "starts"), [("zamba", True), ("diffllama", False)])
+def test_what_a_cache_has_whatever_its_length_counts_for_rows(kind: str, starts: bool, tmp_path: Path) -> None:
+    _, said, tensors = make(tiny(kind), tmp_path)
+    model: Any = build_elsewhere(said, DictCheckpoint(tensors), dtype=torch.float32, device="cpu",
+                                 kernels=ReferenceKernels())  # fmt: skip
+    sizes = []
+    with torch.inference_mode():
+        for count in (20, 90):
+            held = model.run(torch.tensor(prompt(count)), model.run(torch.tensor([1]), Held(None, 0))[1])[1]
+            sizes.append(_bytes(held.cache))
+    each, start = model.spec.extras["own_caches"], model.spec.extras["own_cache_start"]
+    assert (start > 1000) == starts
+    for count, size in zip((21, 91), sizes, strict=True):
+        assert abs(each * count + start - size) < 0.05 * size
+    with served(tmp_path, kv_cache_memory_bytes=1 << 20) as llm:
+        rows = llm.built.facts.max_rows
+        assert rows * start <= 1 << 20 and (rows < 256) == starts

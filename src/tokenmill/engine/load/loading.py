@@ -32,6 +32,7 @@ from tokenmill.engine.load.memory import (
     fitting_length,
     keep_widened,
     kv_format,
+    own_cache_start,
     pages_beside,
     peak_step_bytes,
 )
@@ -243,13 +244,13 @@ def load_runner(
     compiling.first()
     lengths = wanted, step_tokens
     budget = _budget(config, (model, kernels, layout), device, lengths, (mesh.size * config.engines, reasons))
-    beside = pages_beside(layout, *lengths)
+    beside = pages_beside(layout, *lengths, model.spec.extras)
     counted = count_states(config, model.spec, budget, reasons, drafts.most, beside)
     rows, slots, trail = mesh.agree(list(counted))
     makes = device, kernels.copy_rows_
     states = StatePool(model.spec.states, rows, slots, *makes, trail, bed.zeros) if model.spec.states else None
     behind = states_of_drafter(drafts, rows, budget, *makes, bed.zeros)
-    taken = sum(each.size_bytes for each in (states, behind) if each is not None)
+    taken = sum((p.size_bytes for p in (states, behind) if p is not None), rows * own_cache_start(model.spec.extras))
     own = count_blocks(config, layout, budget - taken, wanted, step_tokens, model.spec.extras, reasons)
     blocks = mesh.agree(pages.everywhere(own, MANY_BLOCKS))
     stateful = mesh.agree([0 if model.spec.states else 1]) == [0]

@@ -69,7 +69,7 @@ def count_states(
     """How many rows, slots for kept states and places for states behind drafts fit into this many bytes of cache.
     guesses: the most drafts of a row. pages: the bytes of a usual sequence's pages and of the longest one's; states
     may take what is left beside these."""
-    rows, each = config.schedule.max_num_seqs, row_bytes(spec.states)
+    rows, each = config.schedule.max_num_seqs, row_bytes(spec.states) + own_cache_start(spec.extras)
     keeps = config.cache.enable_prefix_caching and "own_caches" not in spec.extras  # such caches belong to rows alone
     if not each:  # no states here; another stage may have some
         return rows, MOST_SNAPSHOTS, STEP_GUESSES
@@ -87,8 +87,18 @@ def count_states(
     return rows, min(slots, MOST_SNAPSHOTS), trail
 
 
-def pages_beside(layout: CacheLayout, wanted: int, step_tokens: int) -> tuple[int, int]:
-    """The bytes of a usual sequence's pages, and of the longest one's."""
+def own_cache_start(extras: Mapping[str, Any]) -> int:
+    """The bytes that a cache of Transformers' own has whatever its length."""
+    return int(extras.get("own_cache_start", 0))
+
+
+def pages_beside(
+    layout: CacheLayout, wanted: int, step_tokens: int, extras: Mapping[str, Any] | None = None
+) -> tuple[int, int]:
+    """The bytes of a usual sequence's pages, and of the longest one's. extras: what the model says of itself."""
+    each = (extras or {}).get("own_caches")
+    if each is not None:
+        return int(each * min(USUAL_TOKENS, wanted)), int(each * wanted)
     usual = sequence_bytes(layout, min(USUAL_TOKENS, wanted), step_tokens)
     return usual, sequence_bytes(layout, wanted, step_tokens)
 
@@ -168,9 +178,11 @@ def _count_own_caches(
     each = max(1.0, extras["own_caches"])
     fits = wanted[0] or max(1, min(int(budget / each) // block_size, wanted[1]))
     how = "computes every sequence anew for each token" if extras["anew"] else "keeps its own cache of each sequence"
+    start = own_cache_start(extras)
+    beside = f", and {start / 2**20:.1f} MiB a sequence" if start >= 1 << 16 else ""
     reasons.append(
         f"Transformers {how} ({extras['not_paged']}): one sequence after the other, and no shared prefixes; "
-        f"{fits * block_size} tokens at once, {each / 1024:.1f} KiB each"
+        f"{fits * block_size} tokens at once, {each / 1024:.1f} KiB each{beside}"
     )
     return fits
 
