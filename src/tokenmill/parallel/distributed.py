@@ -17,7 +17,7 @@ from torch import Tensor
 from tokenmill.core.config import LINKS, environment_with
 from tokenmill.core.errors import EngineDeadError
 from tokenmill.parallel.group import AtOnce
-from tokenmill.parallel.link import Link, Turn
+from tokenmill.parallel.link import Link, PlannedLink
 from tokenmill.parallel.stages import Place
 
 _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -64,7 +64,7 @@ class World:
         return TorchLink(pairs.get((stage - 1, self.rank)), pairs.get((stage, self.rank)), inbox)
 
 
-class TorchLink(Turn):
+class TorchLink(PlannedLink):
     """A link between devices. before, behind: the groups of two ranks. inbox [most tokens, hidden].
 
     Sending and receiving are enqueued like other device work: nothing here waits for it. Sent states lie in slots of

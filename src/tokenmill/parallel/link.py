@@ -58,8 +58,8 @@ class NoLink:
         """Nothing is open."""
 
 
-class Turn:
-    """The base of links: it sees to it that each plan takes once and gives once."""
+class PlannedLink:
+    """The base of links between stages: each plan takes once and gives once."""
 
     def __init__(self, *, takes: bool, gives: bool) -> None:
         self.takes, self.gives = takes, gives
@@ -98,7 +98,7 @@ class Turn:
         raise NotImplementedError
 
 
-class SocketLink(Turn):
+class SocketLink(PlannedLink):
     """A link between processes of one machine. `before`, `behind`: inherited sockets. inbox [most tokens, hidden]."""
 
     def __init__(self, before: int | None, behind: int | None, inbox: Tensor) -> None:

@@ -282,34 +282,34 @@ def start_ranks(config: EngineConfig) -> tuple[ProcessExecutor, dict[str, Any]]:
     """Start the processes of one engine and load the model into them; returns their executor and the model's facts."""
     size, stages = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
     device = pick_device(config.execute.device)
-    ways = _ways(size, stages, on_cpu=device == "cpu")
+    joined = _make_connections(size, stages, on_cpu=device == "cpu")
     ranks: list[Rank] = []
     try:
         for number in range(size * stages):
-            start = Start(config, rank=number % size, stage=number // size, meeting=ways.meeting)
-            files = ways.give(start)
+            start = Start(config, rank=number % size, stage=number // size, meeting=joined.meeting)
+            files = joined.give(start)
             links = LINKS if size * stages > 1 else {}
             ranks.append(Rank(*start_process("tokenmill.engine.steps.worker", f"rank {number}", files, links)))
             _tell_while_loading(ranks[-1], msgspec.msgpack.encode(start))
-        ways.let_go()
+        joined.let_go()
         watch = Watch([rank.process.pid for rank in ranks], on_device=device != "cpu")
         facts = _loaded(ranks, watch)
     except BaseException:
         end_ranks(ranks, 0.0)
-        ways.end()
+        joined.end()
         raise
     said = facts[-size]
     if device == "cpu":  # one memory holds the parts of all
         said |= {name: sum(each[name] for each in facts) for name in _HELD}
     executor = ProcessExecutor(
-        ranks, said["num_blocks"], watch, recovers=ways.meeting is None or size == 1, choosing=size, end=ways.end,
+        ranks, said["num_blocks"], watch, recovers=joined.meeting is None or size == 1, choosing=size, end=joined.end,
         overlaps=stages == 1,
     )  # fmt: skip
     return executor, said
 
 
 @dataclass(slots=True)
-class _Ways:
+class _Connections:
     """How ranks reach each other. memories: the shared memory of each stage's ranks on a CPU. links: for each rank
     outside the last stage, its end and the end of the rank behind it."""
 
@@ -340,14 +340,14 @@ class _Ways:
         self.cleanup()
 
 
-def _ways(size: int, stages: int, *, on_cpu: bool) -> _Ways:
+def _make_connections(size: int, stages: int, *, on_cpu: bool) -> _Connections:
     """The connections for `size` ranks in each of `stages` stages; on a CPU without native kernels torch connects
     them."""
     memories = [_shared_memory(size) for _ in range(stages)] if on_cpu and size > 1 else []
     if size * stages > 1 and (not on_cpu or None in memories):
         folder = tempfile.TemporaryDirectory(prefix="tokenmill-")
-        return _Ways(meeting=os.path.join(folder.name, "ranks"), cleanup=folder.cleanup)
-    return _Ways(memories, {(stage, rank): connect() for stage in range(stages - 1) for rank in range(size)})
+        return _Connections(meeting=os.path.join(folder.name, "ranks"), cleanup=folder.cleanup)
+    return _Connections(memories, {(stage, rank): connect() for stage in range(stages - 1) for rank in range(size)})
 
 
 def _shared_memory(size: int) -> Any:
