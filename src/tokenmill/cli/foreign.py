@@ -110,6 +110,7 @@ LLAMA: Mapping[str, Foreign] = {
     **ignored("an idle connection is closed after 60 seconds", "--timeout-keep-alive"),
     **ignored("the system may page memory out", "--mlock", takes=0),
     **ignored("weights are always packed for this machine", "-nr --no-repack", takes=0),
+    **ignored("GET /slots shows only how many rows work", "--no-slots", takes=0),
     **ignored("an answer ends where the context does", "--context-shift", takes=0),
     **ignored("set it in requests: skip_special_tokens", "-sp --special", takes=0),
     **ignored("prompts are taken as they are", "-e --escape --verbose-prompt", takes=0),

@@ -92,9 +92,9 @@ def check_entry(server: ServerConfig) -> None:
 
 
 def read_template(path: str | None) -> str | None:
-    """The text of --chat-template. None: it is not given."""
-    if path is None:
-        return None
+    """The text of --chat-template: a file's, or its own if it is a template itself. None: it is not given."""
+    if path is None or "{{" in path or "{%" in path:
+        return path
     text = read_text_file(path, "--chat-template", MOST_TEMPLATE_CHARS, param="chat_template")
     if not text.strip():
         raise ParameterError(f"--chat-template {path} is empty: leave the flag out.", param="chat_template")

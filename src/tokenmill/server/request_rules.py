@@ -81,6 +81,7 @@ ALIASES: dict[str, Mapping[str, str]] = {
     "llamacpp.CompletionRequest": _LLAMA,
     "llamacpp.InfillRequest": _LLAMA,
     "llamacpp.EmbeddingRequest": {"input": "content"},
+    "scoring.RerankRequest": {"instruct": "instruction"},
     "scoring.ScoreRequest": {
         **dict.fromkeys(("queries", "query", "data_1"), "text_1"),
         **dict.fromkeys(("documents", "items", "data_2"), "text_2"),

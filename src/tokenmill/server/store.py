@@ -125,7 +125,7 @@ class Store:
         shelf = self.shelves.get(owner)
         found = None if shelf is None else shelf.kept.get(name)
         if shelf is None or not isinstance(found, kind):
-            text = f"There is no {kind.kind} {name[:100]!r} here, or it is too long ago."
+            text = f"{kind.kind.capitalize()} with id {name[:100]!r} not found: it was never here, or too long ago."
             raise HttpError(404, text, param=kind.param)
         shelf.kept.move_to_end(name)
         return found

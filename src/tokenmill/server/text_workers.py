@@ -83,6 +83,23 @@ class TextWorkers:
 
         return prompt, await self.run_in_thread(work, len(prompt))
 
+    async def read_pieces(self, pieces: Sequence[int | str], *, framed: bool) -> list[int]:
+        """The ids of one prompt of texts and ids in turn. `framed`: if it begins with a text, then as every prompt
+        does."""
+        tokenizer, texts = self.tokenizer, [piece for piece in pieces if isinstance(piece, str)]
+        size = sum(map(len, texts)) + len(pieces)
+
+        def work() -> list[int]:
+            if tokenizer is None:
+                raise _blind("prompt")
+            self._check_size(size - len(texts))
+            ids = list(tokenizer.frame[0]) if framed and isinstance(pieces[0], str) else []
+            for piece in pieces:
+                ids += [piece] if isinstance(piece, int) else tokenizer.encode(piece, add_special_tokens=False)
+            return ids
+
+        return await self.run_in_thread(work, size)
+
     async def chat(
         self, talk: Callable[[], Talk], *, size: int, add_special_tokens: bool = False, any_length: bool = False
     ) -> tuple[str, list[int]]:
@@ -145,9 +162,9 @@ class TextWorkers:
         assert tokenizer is not None
         return fill_ends(tokenizer, form)
 
-    def decode(self, ids: list[int]) -> str | None:
-        """The text of some ids, with control tokens. None: there is no tokenizer."""
-        return None if self.tokenizer is None else self.tokenizer.decode(ids, skip_special_tokens=False)
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str | None:
+        """The text of some ids, with control tokens unless they are skipped. None: there is no tokenizer."""
+        return None if self.tokenizer is None else self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def close(self) -> None:
         """End the threads and the template processes."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tokenmill.server.responses.schemas import PASSED
+
 ABSENT = object()
 Probe = tuple[dict[str, Any], Any, Any]
 LOUD: dict[str, Any] = {"temperature": 1.0}
@@ -186,6 +188,7 @@ def _tensor(text: str) -> dict[str, Any]:
 
 
 _TALK: dict[str, Probe] = {
+    "chat_template_kwargs": _given({"mood": "good"}),
     "model": _given("nope"),
     "input": ({}, "Hi", "Ho!"),
     "instructions": _given("Be brief."),
@@ -233,7 +236,11 @@ PROBES: dict[str, dict[str, Probe]] = {
         "chat_template_kwargs": _given({"mood": "good"}, {"prompt": ABSENT, **_IN_CHAT}),
         "tools": _given([TOOL], {"prompt": ABSENT, **_IN_CHAT}),
     },
-    "openai.DetokenizeRequest": {"model": _given("nope"), "tokens": ({}, [70], [71])},
+    "openai.DetokenizeRequest": {
+        "model": _given("nope"),
+        "tokens": ({}, [70], [71]),
+        "skip_special_tokens": ({"tokens": [257, 70]}, False, True),
+    },
     "lora.LoadAdapterRequest": {
         "lora_name": ({"load_inplace": True}, "one", "two"),
         "lora_path": ({"load_inplace": True}, "adapter", "nowhere"),
@@ -286,6 +293,8 @@ PROBES: dict[str, dict[str, Probe]] = {
         "top_p": _given(0.5),
         "top_k": _given(5),
         "seed": ({}, 3, 4),
+        **{name: SAMPLING[name] for name in PASSED if name not in ("temperature", "top_p", "top_k", "seed")},
+        "chat_template_kwargs": _given({"mood": "good"}),
         "top_logprobs": ({}, ABSENT, 2),
         "include": _given(["message.output_text.logprobs"]),
         "reasoning": _given({"effort": "low"}),
@@ -395,6 +404,7 @@ PROBES: dict[str, dict[str, Probe]] = {
     "scoring.TeiRerankRequest": {
         "query": ({}, "a", "b"),
         "texts": ({}, ["a"], ["b"]),
+        "top_n": _given(1),
         "return_text": ({}, False, True),
         "truncate": ({"texts": ["word " * 400]}, False, True),
         "truncation_direction": ({"texts": [f"{'a' * 2000}{'b' * 2000}"], "truncate": True}, "right", "left"),
@@ -407,12 +417,17 @@ PROBES: dict[str, dict[str, Probe]] = {
         "priority": _given(1),
         "timeout": _given(5.0),
     },
-    "llamacpp.CompletionRequest": {**_LLAMA, "lora": _given([{"id": 0}])},
+    "llamacpp.CompletionRequest": {
+        **_LLAMA,
+        "lora": _given([{"id": 0}]),
+        "response_fields": _given(["content"]),
+    },
     "llamacpp.InfillRequest": {
         **{name: probe for name, probe in _LLAMA.items() if name not in ("suffix", *_CUTS)},
         "input_prefix": ({}, "Hi", "Ho"),
         "input_suffix": ({}, "x", "y"),
         "lora": _given([{"id": 1}]),
+        "response_fields": _given(["content"]),
         "input_extra": _given([{"filename": "a.py", "text": "b"}]),
         "prompt": _given("more"),
     },

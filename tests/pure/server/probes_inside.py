@@ -394,6 +394,13 @@ INSIDE: dict[str, dict[str, Bodies]] = {
     "scoring.Document": {
         "text": ("/rerank", {"query": "a", "documents": [{"text": "a"}]}, {"query": "a", "documents": [{"text": "b"}]})
     },
+    "llamacpp.TextObject": {
+        "prompt_string": (
+            "/completion",
+            {"prompt": {"prompt_string": "Hi"}},
+            {"prompt": {"prompt_string": "Hello"}},
+        )
+    },
     "llamacpp.Snippet": {name: _infill({name: "a"}, {name: "b"}) for name in ("text", "filename")},
     "llamacpp.Scaled": {
         name: ("/completion", {"prompt": "Hi", "lora": [first]}, {"prompt": "Hi", "lora": [second]})

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Served, Starter
+from tokenmill.core.request import Request
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.openai import tokens
 from tokenmill.server.openai.schemas import CompletionRequest
@@ -20,6 +21,19 @@ GAP = {"input_prefix": "def f(", "input_suffix": "): pass", "n_predict": 6}
 
 def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line]
+
+
+def requests_of(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """The list of requests that reach the engine from now on."""
+    seen: list[Request] = []
+    inner = served.fake.fleet.open
+
+    async def opened(request: Request, *rest: Any) -> Any:
+        seen.append(request)
+        return await inner(request, *rest)
+
+    monkeypatch.setattr(served.fake.fleet, "open", opened)
+    return seen
 
 
 async def coder(start: Starter, **options: Any) -> Served:
@@ -79,7 +93,8 @@ async def test_tokens_without_text_are_streamed_as_well(start: Starter) -> None:
     whole = (await served.post("/completion", {**ask, "return_tokens": True})).json()
     pieces = events((await served.post("/completion", {**ask, "return_tokens": True, "stream": True})).text)
     assert whole["tokens"] == [token for each in pieces for token in each["tokens"]] == ids
-    assert not any(each["tokens"] for each in events((await served.post("/completion", {**ask, "stream": True})).text))
+    unasked = events((await served.post("/completion", {**ask, "stream": True})).text)
+    assert [token for each in unasked for token in each["tokens"]] == ids, "as llama.cpp's streams always do"
     body = {"max_tokens": 5, "stream": True, "return_token_ids": True}
     for path, said in (
         ("/v1/completions", {"prompt": "Hi"}),
@@ -102,10 +117,62 @@ async def test_probabilities_and_biases(start: Starter) -> None:
     assert (
         await served.post("/completion", {"prompt": "Hi", "logit_bias": [[70, -1.5], [71, False]]})
     ).status_code == 200
-    for bias in ([["a", 1]], [[1, True]], [[1]], [1], [[-1, 1.0]]):
+    for bias in ([["a", True]], [["", 1]], [[1, True]], [[1]], [1], [[-1, 1.0]]):
         assert (await served.post("/completion", {"prompt": "Hi", "logit_bias": bias})).status_code == 400
     refused = await served.post("/completion", {"prompt": "Hi", "n": 2})
     assert refused.status_code == 400 and "one text" in refused.json()["error"]["message"]
+
+
+async def test_a_bias_of_a_word_is_one_of_each_of_its_tokens(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = await start(FakeOptions(script="ab"))
+    seen = requests_of(served, monkeypatch)
+    ids = served.context.backend.info.tokenizer.encode("ab", add_special_tokens=False)
+    for given in ([["ab", -3], [9, False]], {"ab": -3, "9": False}):
+        assert (await served.post("/completion", {"prompt": "Hi", "logit_bias": given})).status_code == 200
+        assert seen[-1].params.logit_bias == {**dict.fromkeys(ids, -3.0), 9: -100.0}
+    for long in ([["a" * 9000, 1]], {"a" * 9000: 1}):
+        refused = await served.post("/completion", {"prompt": "Hi", "logit_bias": long})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "logit_bias"
+
+
+async def test_a_prompt_may_hold_texts_and_ids(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = await start(FakeOptions(script="yes"))
+    seen = requests_of(served, monkeypatch)
+    a, b, c = served.context.backend.info.tokenizer.encode("abc", add_special_tokens=False)
+
+    async def read(prompt: Any) -> list[list[int]]:
+        seen.clear()
+        found = (await served.post("/completion", {"prompt": prompt, "n_predict": 1})).json()
+        assert (len(found) if isinstance(found, list) else 1) == len(seen)
+        return [request.prompt_ids for request in seen]
+
+    assert await read([1, "ab", 2, "c"]) == [[1, a, b, 2, c]]
+    assert await read(["ab", 2]) == [[a, b, 2]]
+    assert await read({"prompt_string": "ab"}) == [[a, b]]
+    assert await read([[1, "a"], "b", [3], {"prompt_string": "c"}]) == [[1, a], [b], [3], [c]]
+    for wrong in ({"prompt": "a"}, {"prompt_string": ""}, [1, ""], [1, None], [[1, "a"], 2]):
+        assert (await served.post("/completion", {"prompt": wrong})).status_code == 400
+    pictures = {"prompt": {"prompt_string": "a", "multimodal_data": ["b"]}}
+    assert "multimodal_data" in (await served.post("/completion", pictures)).json()["error"]["message"]
+
+
+async def test_only_the_fields_asked_for_are_answered(start: Starter) -> None:
+    served = await start(FakeOptions(script="yes"))
+    body = {"prompt": "Hi", "response_fields": ["content", "timings/prompt_n", "nothing", "stop/there"]}
+    assert (await served.post("/completion", body)).json() == {"content": "yes", "timings/prompt_n": 2}
+    *pieces, last = events((await served.post("/completion", {**body, "stream": True})).text)
+    assert all("tokens_predicted" in each for each in pieces) and last == {"content": "", "timings/prompt_n": 2}
+    assert "timings" in (await served.post("/completion", {"prompt": "Hi", "response_fields": []})).json()
+
+
+async def test_errors_have_llama_cpp_s_types(start: Starter) -> None:
+    served = await start()
+    for body, status, kind in (
+        ({"prompt": 5}, 400, "invalid_request_error"),
+        ({"prompt": "Hi", "model": "none"}, 404, "not_found_error"),
+    ):
+        error = (await served.post("/completion", body)).json()["error"]
+        assert (error["code"], error["type"]) == (status, kind)
 
 
 def test_an_empty_grammar_is_none() -> None:
@@ -121,7 +188,8 @@ async def test_an_overflow_has_both_counts(start: Starter) -> None:
     served = await start(FakeOptions(max_model_len=64))
     for path, body in (("/completion", {"prompt": "a" * 99}), ("/embedding", {"content": "a" * 99})):
         error = (await served.post(path, body)).json()["error"]
-        assert error["code"] == "context_length_exceeded" and "maximum context length is 64 tokens" in error["message"]
+        assert (error["code"], error["type"]) == (400, "exceed_context_size_error")
+        assert "maximum context length is 64 tokens" in error["message"]
         assert (error["n_prompt_tokens"], error["n_ctx"]) == (99, 64)
 
 

@@ -173,6 +173,7 @@ async def test_a_priority_header_wins_over_the_body(start: Starter) -> None:
 
 
 SAID = "The engine is not available right now; try again."
+LLAMA = f'data: {{"error":{{"message":"{SAID}","type":"unavailable_error","param":null,"code":503}}}}\n\n'
 OPENAI = f'data: {{"error":{{"message":"{SAID}","type":"ServiceUnavailableError","param":null,"code":503}}}}\n\n'
 HI = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 900, "model": "fake"}
 ENDS = [
@@ -189,8 +190,8 @@ ENDS = [
     ("/", {"inputs": "abc"}, f'data:{{"error":"{SAID}","error_type":"overloaded"}}\n\n'),
     ("/generate", {"prompt": "abc"}, f'{{"error":"{SAID}","error_type":"overloaded"}}\n'),
     ("/v2/models/fake/generate_stream", {"text_input": "abc"}, f'data: {{"error":"{SAID}"}}\n\n'),
-    ("/completion", {"prompt": "abc"}, OPENAI),
-    ("/infill", {"input_prefix": "abc", "input_suffix": "d"}, OPENAI),
+    ("/completion", {"prompt": "abc"}, LLAMA),
+    ("/infill", {"input_prefix": "abc", "input_suffix": "d"}, LLAMA),
 ]
 
 

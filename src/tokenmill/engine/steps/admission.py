@@ -146,7 +146,7 @@ class Admission:
                 raise ParameterError(f"{name} must hold integer token ids, got {token!r}.", param=name)
             if not 0 <= token < self.vocab_size:
                 raise ParameterError(
-                    f"{name} holds token id {token}, outside the vocabulary of {self.vocab_size}.", param=name
+                    f"{name} holds token id {token}, which is out of vocabulary (of {self.vocab_size} ids).", param=name
                 )
 
     def _check_lists(self, params: SamplingParams) -> None:

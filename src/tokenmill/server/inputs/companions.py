@@ -44,6 +44,7 @@ def _not_in(*kinds: str | None) -> Companion:
 COMPANIONS: dict[str, Mapping[str, Companion]] = {
     "openai.ChatRequest": _TEXT,
     "openai.CompletionRequest": _TEXT,
+    "openai.StreamOptions": {"continuous_usage_stats": Companion("include_usage", (False,), harmless=True)},
     "ollama.Options": _OF_MIROSTAT,
     "openai.EmbeddingRequest": _SIDE,
     "openai.PoolingRequest": _SIDE,

@@ -87,7 +87,10 @@ ENGINES: Refusals = {
         "return_cached_tokens_details",
         "return_meta_info",
         "bootstrap_host",
+        "bootstrap_port",
         "bootstrap_room",
+        "disagg_prefill_dp_rank",
+        "custom_labels",
         "response_fields",
         "return_progress",
         "post_sampling_probs",
@@ -111,7 +114,7 @@ ENGINES: Refusals = {
     ),
     **_loud("it is a feature of another engine", detokenize=(True,), parse_tool_calls=(True,)),
     **_refuse("name the adapter as the model", "lora_path", "lora", "adapter_id", "adapter"),
-    **_refuse("use the header X-data-parallel-rank", "data_parallel_rank"),
+    **_refuse("use the header X-data-parallel-rank", "data_parallel_rank", "routed_dp_rank"),
     **_refuse("use request_id", "rid"),
     **_refuse("use prompt at /v1/completions", "input_ids"),
     **_refuse("use logprobs", n_probs=(0,)),
@@ -188,6 +191,7 @@ REFUSED: dict[str, Refusals] = {
         **_SERVER_TOOLS,
         **_SUFFIX,
         **_refuse(_IMAGES, "media_io_kwargs", "mm_processor_kwargs", "audio", modalities=(["text"],)),
+        **_refuse(_IMAGES, "max_dynamic_patch", "min_dynamic_patch"),
         **_refuse("use tools", "functions", function_call=("none",)),
         **_refuse("predicted outputs are not available", "prediction"),
         **_refuse("models here are not trained for it", verbosity=("medium",)),
@@ -224,6 +228,7 @@ REFUSED: dict[str, Refusals] = {
         **_refuse("vectors are float32", embedding_types=(["float"],), embedding_type=("float",)),
         **_refuse("use dimensions", "output_dimension", "output_dimensionality"),
         **_refuse("there is one vector for a text", "return_multivector"),
+        **_refuse("use request_id", "rid"),
         **_refuse("one key's texts share its prompt cache", "cache_salt"),
     },
     "llamacpp.EmbeddingRequest": {
@@ -244,7 +249,9 @@ REFUSED: dict[str, Refusals] = {
         **_refuse("use truncation, or /v1/responses/compact", "context_management"),
         **_refuse("this server does not moderate texts", "moderation", "access_programs"),
         **_refuse("background runs begin at once", "background_options"),
-        **_refuse(_IMAGES, "modalities", "audio", "image"),
+        **_refuse("use input, and GET /v1/responses/{id}/input_items", "previous_input_messages"),
+        **_refuse("an answer never holds its prompt", "enable_response_messages"),
+        **_refuse(_IMAGES, "modalities", "audio", "image", "mm_processor_kwargs", "media_io_kwargs"),
     },
     "responses.TalkRequest": {
         **_refuse("use instructions", "personality"),
@@ -270,6 +277,7 @@ REFUSED: dict[str, Refusals] = {
     "anthropic.CountRequest": {
         **_SERVER_TOOLS,
         **_refuse("the prompt is never edited", "context_management"),
+        **_refuse("use thinking", "chat_template_kwargs"),
     },
     "anthropic.Turn": _refuse("end with a message of the assistant instead", "prefix"),
     "anthropic.Block": _refuse(_IMAGES, "source", "citations", "file_id"),
@@ -362,6 +370,7 @@ _LLAMA_READS = (
     "input_extra",
     "return_token_ids",
     "logprobs",
+    "response_fields",
 )
 _ONE_TEXT = _refuse("the answer has room for one text", n=(1,), n_cmpl=(1,), best_of=(0, 1))
 REFUSED["llamacpp.CompletionRequest"] = {
@@ -374,6 +383,7 @@ REFUSED["llamacpp.InfillRequest"] = {
     **_refuse("use input_suffix", "suffix"),
     **_refuse("the text around a gap is not cut", "truncate_prompt_tokens", truncation_side=("left", "right")),
 }
+REFUSED["llamacpp.TextObject"] = _refuse(_IMAGES, "multimodal_data")
 REFUSED["llamacpp.TemplateRequest"] = REFUSED["openai.TokenizeRequest"]
 REFUSED["openai.PoolingRequest"] = {
     name: why for name, why in REFUSED["openai.EmbeddingRequest"].items() if name != "task"

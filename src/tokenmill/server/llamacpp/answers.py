@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,28 +18,40 @@ SETTINGS = (
     *("seed", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "max_tokens", "min_tokens", "ignore_eos", "stop"),
 )
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
 encode = msgspec.json.Encoder().encode
 
 
 def error_body(found: HttpError) -> bytes:
-    """OpenAI's error object. If the context is too small, it also holds both counts."""
-    body = error_object(found)
+    """OpenAI's error object with llama.cpp's types. If the context is too small, it also holds both counts."""
+    error = error_object(found)["error"]
+    error["code"] = found.status
+    error["type"] = TYPES.get(found.status, "server_error" if found.status >= 500 else "invalid_request_error")
     if found.overflow is not None:
-        body["error"] |= {"n_prompt_tokens": found.overflow.prompt, "n_ctx": found.overflow.context}
-    return encode(body)
+        error["type"] = "exceed_context_size_error"
+        error |= {"n_prompt_tokens": found.overflow.prompt, "n_ctx": found.overflow.context}
+    return encode({"error": error})
 
 
 class Answers:
-    """The answers to one request. `silent`: n_predict was 0, so the prompt was read and nothing is generated."""
+    """The answers to one request. `silent`: n_predict was 0, so the prompt was read and nothing is generated.
+    `chosen`: the only fields of a whole answer, and of a stream's last event, that are sent."""
 
-    def __init__(self, opened: Completion, *, silent: bool) -> None:
+    def __init__(self, opened: Completion, *, silent: bool, chosen: Sequence[str] = ()) -> None:
         self.opened = opened
         self.silent = silent
+        self.chosen = chosen
         self.names = TokenNames(opened.context.backend.info.tokenizer, as_ids=False)
 
     def whole(self, gathered: Gathered) -> Any:
         """One object, or a list if the request had several prompts."""
-        found = [self._final(task, accumulator.output().outputs[0]) for task, accumulator in gathered]
+        found = [self._kept(self._final(task, accumulator.output().outputs[0])) for task, accumulator in gathered]
         return found if isinstance(self.opened.body.prompt, list) and len(found) > 1 else found[0]
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -49,17 +61,24 @@ class Answers:
             for task, delta in batch:
                 so_far = texts.setdefault(task.index, CompletionOutput(index=0, text="", token_ids=[]))
                 so_far.text += delta.text
-                if delta.text or delta.logprobs or (delta.token_ids and self.opened.body.return_token_ids):
-                    yield event(self._piece(task, delta.text, delta.token_ids, delta.logprobs))
+                if delta.text or delta.token_ids:
+                    piece = self._piece(task, delta.text, delta.logprobs)
+                    yield event({**piece, "tokens": [] if self.silent else list(delta.token_ids)})
                 if delta.finish_reason is not None:
                     so_far.finish_reason, so_far.stop_reason = delta.finish_reason, delta.stop_reason
-                    yield event(self._final(task, so_far) | {"content": "", "tokens": []})
+                    yield event(self._kept(self._final(task, so_far) | {"content": "", "tokens": []}))
 
-    def _piece(self, task: PromptTask, text: str, ids: Sequence[int], rows: Sequence[Row] | None) -> dict[str, Any]:
+    def _kept(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The fields that response_fields names, by their whole paths (`timings/prompt_n`)."""
+        if not self.chosen:
+            return answer
+        return {path: value for path in self.chosen for value in _at(answer, path.split("/"))}
+
+    def _piece(self, task: PromptTask, text: str, rows: Sequence[Row] | None) -> dict[str, Any]:
         return {
             "index": task.index,
             "content": "" if self.silent else text,
-            "tokens": list(ids) if self.opened.body.return_token_ids and not self.silent else [],
+            "tokens": [],
             "stop": False,
             "id_slot": -1,
             "tokens_predicted": task.num_tokens,
@@ -74,7 +93,8 @@ class Answers:
         params = task.request.params
         settings = {name: getattr(params, name) for name in SETTINGS}
         return {
-            **self._piece(task, text, out.token_ids, out.logprobs),
+            **self._piece(task, text, out.logprobs),
+            "tokens": list(out.token_ids) if self.opened.body.return_token_ids and not self.silent else [],
             "stop": True,
             "model": self.opened.model,
             "generation_settings": {**settings, "stop": params.stops, "n_ctx": self._context},
@@ -116,6 +136,15 @@ class Answers:
         before = 0.0 if t is None or first is None else max(0.0, first - (t.started or t.arrival))
         after = 0.0 if t is None or first is None else max(0.0, (t.last_token or first) - first)
         return {"cache_n": task.cached, **_rate("prompt", prompt, before), **_rate("predicted", generated, after)}
+
+
+def _at(found: Any, path: Sequence[str]) -> Iterator[Any]:
+    """The value at the end of a path, if there is one."""
+    for name in path:
+        if not isinstance(found, dict) or name not in found:
+            return
+        found = found[name]
+    yield found
 
 
 def _rate(name: str, count: int, seconds: float) -> dict[str, Any]:

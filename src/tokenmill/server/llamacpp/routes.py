@@ -15,7 +15,7 @@ import tokenmill
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, blaming, quoted, renaming_fields
-from tokenmill.server.llamacpp import answers
+from tokenmill.server.llamacpp import answers, texts
 from tokenmill.server.llamacpp.schemas import (
     Adapted,
     CompletionRequest,
@@ -40,7 +40,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Continue one or several prompts."""
         async with Work(context, request) as work:
             body = await work.read(CompletionRequest)
-            return await _answer(work, body, body.fields)
+            prompts = [await _one(work.context, body, prompt) for prompt in body.prompts()[0]]
+            return await _answer(work, body, lambda: body.fields(prompts))
 
     async def infill(request: Request, context: Context) -> Response:
         """Write between two texts."""
@@ -120,6 +121,7 @@ async def _answer(
 
     def chosen() -> dict[str, Any]:
         found, info = fields(), work.context.backend.info
+        found["logit_bias"] = texts.biases(found.get("logit_bias"), info.tokenizer)
         adapter = asked.adapter(tuple(info.adapters))
         if adapter is not None:
             name = adapter or info.names[0]
@@ -129,10 +131,18 @@ async def _answer(
 
     work.job.silent = asked.silent
     opened = await open_translated_completion(work, chosen, read=read)
-    made = answers.Answers(opened, silent=asked.silent)
+    made = answers.Answers(opened, silent=asked.silent, chosen=asked.response_fields or ())
     if opened.body.stream:
         return work.stream(made.events())
     return await work.whole(made.whole)
+
+
+async def _one(context: Context, body: CompletionRequest, prompt: texts.Prompt) -> texts.Prompt:
+    """A prompt as one text or as ids."""
+    if not texts.is_mixed(prompt):
+        return prompt
+    framed = (body.model_extra or {}).get("add_special_tokens") is not False
+    return await context.text.read_pieces(prompt, framed=framed)
 
 
 async def _infill(work: Work, body: InfillRequest) -> Response:

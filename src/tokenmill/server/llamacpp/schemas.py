@@ -12,15 +12,15 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.server.fields import MOST_MESSAGES, MOST_TEXTS, MOST_TOOLS, few
-from tokenmill.server.openai.schemas import Message, TextPrompt, TokenPrompt, Tool
+from tokenmill.server.fields import MOST_IDS, MOST_MESSAGES, MOST_TEXTS, MOST_TOOLS, Label, few
+from tokenmill.server.llamacpp.texts import Prompt
+from tokenmill.server.openai.schemas import Message, TextPrompt, TokenId, TokenPrompt, Tool
 
 LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 MOST_PROMPTS = 1024
 MOST_ADAPTERS = 1024
-FORBIDDEN = -100.0
-"""The bias that `false` means: the token never occurs."""
+MOST_RESPONSE_FIELDS = 256
 
 
 class Scaled(BaseModel):
@@ -36,6 +36,7 @@ class Adapted(BaseModel):
 
     model_config = OPEN
     lora: Annotated[list[Scaled], few(MOST_ADAPTERS)] | None = None
+    response_fields: Annotated[list[Label], few(MOST_RESPONSE_FIELDS)] | None = None
 
     @property
     def silent(self) -> bool:
@@ -57,15 +58,39 @@ class Adapted(BaseModel):
         return next((names[number] for number in used), "")
 
 
-class CompletionRequest(Adapted):
-    """POST /completion and /completions."""
+class TextObject(BaseModel):
+    """A prompt of text in an object, which at llama.cpp may also hold pictures."""
 
-    prompt: TextPrompt | TokenPrompt | Annotated[list[TextPrompt | TokenPrompt], few(MOST_PROMPTS, 1)]
+    model_config = LOOSE
+    prompt_string: TextPrompt
+
+
+Mixed = Annotated[list[TokenId | TextPrompt], few(MOST_IDS, 1)]
+
+
+class CompletionRequest(Adapted):
+    """POST /completion and /completions. A prompt is a text, ids, or both in turn."""
+
+    prompt: (
+        TextPrompt
+        | TextObject
+        | TokenPrompt
+        | Annotated[list[TextPrompt | TextObject | TokenPrompt | Mixed], few(MOST_PROMPTS, 1)]
+        | Mixed
+    )
     stream: bool = False
 
-    def fields(self) -> dict[str, Any]:
-        """The request as fields of a completion."""
-        return {**translated(self), "prompt": self.prompt, "stream": self.stream}
+    def prompts(self) -> tuple[list[Prompt], bool]:
+        """Every prompt, and whether they came in a list."""
+        given = self.prompt
+        several = isinstance(given, list) and not any(isinstance(piece, int) for piece in given)
+        each: list[Any] = given if several and isinstance(given, list) else [given]
+        return [one.prompt_string if isinstance(one, TextObject) else one for one in each], several
+
+    def fields(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """The request as fields of a completion. `prompts`: each as one text or as ids."""
+        prompt = list(prompts) if self.prompts()[1] else prompts[0]
+        return {**translated(self), "prompt": prompt, "stream": self.stream}
 
 
 class Snippet(BaseModel):
@@ -109,8 +134,8 @@ class EmbeddingRequest(BaseModel):
 
 
 def translated(asked: Adapted) -> dict[str, Any]:
-    """llama.cpp's values as those of a completion's fields: -1 as a random seed, biases as pairs, no limit by default,
-    and one token if none is to be shown."""
+    """llama.cpp's values as those of a completion's fields: -1 as a random seed, no limit by default, and one token if
+    none is to be shown."""
     found = {"max_tokens": None, **(asked.model_extra or {})}
     if asked.silent:
         found["max_tokens"] = 1
@@ -118,18 +143,4 @@ def translated(asked: Adapted) -> dict[str, Any]:
         found["seed"] = None
     if type(found.get("logprobs")) in (int, float) and found["logprobs"] == 0:
         found["logprobs"] = None
-    if isinstance(found.get("logit_bias"), list):
-        found["logit_bias"] = dict(map(_bias, found["logit_bias"]))
     return found
-
-
-def _bias(pair: Any) -> tuple[str, float]:
-    """[token id, bias] as an entry of a completion's logit_bias."""
-    if isinstance(pair, list) and len(pair) == 2:
-        token, bias = pair
-        number = isinstance(token, int) and not isinstance(token, bool) and token >= 0
-        if number and bias is False:
-            return str(token), FORBIDDEN
-        if number and isinstance(bias, (int, float)) and not isinstance(bias, bool):
-            return str(token), float(bias)
-    raise ParameterError("logit_bias must hold pairs of a token id and a number, or false.", param="logit_bias")

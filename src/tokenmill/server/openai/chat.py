@@ -221,9 +221,8 @@ def whole_answer(chat: Chat, gathered: Gathered) -> dict[str, Any]:
             "logprobs": chat_logprobs(out.logprobs or [], chat.top, chat.names) if chat.body.logprobs else None,
             "finish_reason": chat.ended(out.finish_reason, len(message.calls)),
             "stop_reason": out.stop_reason,
+            "token_ids": out.token_ids if chat.body.return_token_ids else None,
         }
-        if chat.body.return_token_ids:
-            choice["token_ids"] = out.token_ids
         choices.append(choice)
     answer: dict[str, Any] = {
         "id": chat.id,
@@ -235,9 +234,8 @@ def whole_answer(chat: Chat, gathered: Gathered) -> dict[str, Any]:
         "system_fingerprint": chat.context.fingerprint,
         "usage": chat.usage(*reasoning),
         "prompt_logprobs": prompt_rows(result.prompt_logprobs),
+        "prompt_token_ids": task.request.prompt_ids if chat.body.return_token_ids else None,
     }
-    if chat.body.return_token_ids:
-        answer["prompt_token_ids"] = task.request.prompt_ids
     if chat.body.return_prompt_text:
         answer["prompt_text"] = chat.prompt
     if chat.context.options.enable_per_request_metrics:

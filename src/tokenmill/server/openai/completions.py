@@ -171,10 +171,9 @@ def _choice(completion: Completion, task: PromptTask, result: RequestOutput, out
         "finish_reason": "length" if completion.only_echo else out.finish_reason,
         "stop_reason": out.stop_reason,
         "prompt_logprobs": prompt_rows(result.prompt_logprobs) if body.prompt_logprobs is not None else None,
+        "token_ids": ids if body.return_token_ids else None,
+        "prompt_token_ids": task.request.prompt_ids if body.return_token_ids else None,
     }
-    if body.return_token_ids:
-        choice["token_ids"] = ids
-        choice["prompt_token_ids"] = task.request.prompt_ids
     return choice
 
 

@@ -128,11 +128,6 @@ def _check_limits(body: SamplingFields, limits: RequestLimits, logprobs: int | N
         raise ParameterError("prompt_logprobs is not available in streams.", param="prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise ParameterError("stream_options needs stream = true.", param="stream_options")
-    if body.stream_options is not None and body.stream_options.continuous_usage_stats:
-        if not body.stream_options.usage_at_end:
-            raise ParameterError(
-                "stream_options.continuous_usage_stats needs include_usage.", param="stream_options.include_usage"
-            )
 
 
 def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:

@@ -347,3 +347,4 @@ class DetokenizeRequest(BaseModel):
     model_config = STRICT
     model: str | None = Field(None, max_length=1024)
     tokens: Annotated[list[TokenId], few(MOST_IDS)]
+    skip_special_tokens: bool = False

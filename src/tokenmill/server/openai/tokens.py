@@ -111,8 +111,12 @@ async def detokenize(context: Context, body: DetokenizeRequest) -> dict[str, Any
         raise ParameterError("This server has no tokenizer.", param="tokens")
     size = max(context.backend.info.tokenizer.vocab_size, context.backend.info.vocab_size)
     if (highest := max(body.tokens, default=0)) >= size:
-        raise ParameterError(f"tokens holds token id {highest}, outside the vocabulary of {size}.", param="tokens")
-    text = await context.text.run_in_thread(lambda: context.text.decode(body.tokens), len(body.tokens))
+        raise ParameterError(
+            f"tokens holds token id {highest}, which is out of vocabulary (of {size} ids).", param="tokens"
+        )
+    text = await context.text.run_in_thread(
+        lambda: context.text.decode(body.tokens, body.skip_special_tokens), len(body.tokens)
+    )
     return {"prompt": text, "content": text}  # under vLLM's name and llama.cpp's
 
 

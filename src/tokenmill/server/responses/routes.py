@@ -79,7 +79,9 @@ def add_routes(app: FastAPI, context: Context) -> None:
         judge_without_body(context, request)
         kept = context.store.find(KeptResponse, request.path_params["response_id"], tenant(request))
         if not kept.background:
-            raise HttpError(400, "Only responses with background = true can be cancelled.", param="response_id")
+            raise HttpError(
+                400, "Cannot cancel a synchronous response: only those with background = true.", param="response_id"
+            )
         if kept.task is not None and not kept.ended:
             kept.task.cancel()
             await asyncio.wait([kept.task])

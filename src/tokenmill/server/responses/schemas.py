@@ -12,8 +12,10 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.core.request import MAX_STOP
 from tokenmill.server.errors import quoted
 from tokenmill.server.fields import MOST_MESSAGES, MOST_TOOLS, Inside, Label, Metadata, few
+from tokenmill.server.openai.schemas import Penalty, StopString
 from tokenmill.server.responses.conversation_items import (
     Item,
     Messages,
@@ -23,6 +25,12 @@ from tokenmill.server.responses.conversation_items import (
     objects,
 )
 
+PASSED = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty"),
+    *("repetition_penalty", "stop", "logit_bias", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output"),
+    *("priority", "cache_salt"),
+)
+"""Fields that chat completions read under the same names. OpenAI has a few of them here, vLLM all."""
 LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 MOST_ITEMS = 20
@@ -81,6 +89,7 @@ class TalkRequest(BaseModel):
     ) = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def conversation_id(self) -> str | None:
@@ -110,6 +119,7 @@ class TalkRequest(BaseModel):
             "reasoning_effort": self.reasoning.effort if self.reasoning is not None else None,
             "response_format": _format(self.text),
             "parallel_tool_calls": self.parallel_tool_calls,
+            "chat_template_kwargs": self.chat_template_kwargs,
         }
         if self.truncation == "auto":
             found["truncate_prompt_tokens"] = -1
@@ -130,7 +140,18 @@ class ResponsesRequest(TalkRequest):
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    stop: StopString | Annotated[list[StopString], few(MAX_STOP)] | None = None
+    logit_bias: dict[str, float] | None = Field(None, max_length=4096)
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    cache_salt: str | None = Field(None, min_length=1, max_length=128)
     top_logprobs: int | None = Field(None, ge=0, le=20)
     include: Annotated[list[str], few(16)] | None = None
     metadata: Metadata | None = None
@@ -145,7 +166,7 @@ class ResponsesRequest(TalkRequest):
         """Refuse what cannot be done."""
         super().check()
         if self.background and self.store is False:
-            raise ParameterError("background needs store = true.", param="background")
+            raise ParameterError("background can only be used when `store` is true.", param="background")
         known = {"message.output_text.logprobs", "reasoning.encrypted_content"}
         if unknown := sorted(set(self.include or ()) - known):
             raise ParameterError(f"include does not know {quoted(unknown[0])} in this version.", param="include")
@@ -159,10 +180,7 @@ class ResponsesRequest(TalkRequest):
         """The request as fields of a chat completion over these messages."""
         found = super().fields(messages) | {
             "max_completion_tokens": self.max_output_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "seed": self.seed,
+            **{name: getattr(self, name) for name in PASSED},
         }
         if self.logprobs:
             found |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}

@@ -97,11 +97,12 @@ class SimilarityRequest(BaseModel):
 
 
 class TeiRerankRequest(BaseModel):
-    """POST /rerank in TEI's form: `texts`, and a bare list back."""
+    """POST /rerank in TEI's form: `texts`, and a bare list back. `top_n` is llama.cpp's."""
 
     model_config = LOOSE
     query: Words
     texts: Annotated[list[Words], few(MOST_TEXTS, 1)]
+    top_n: Annotated[int, Field(ge=0)] | None = None
     return_text: bool = False
     truncate: bool = False
     truncation_direction: Direction = "right"

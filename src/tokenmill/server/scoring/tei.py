@@ -64,7 +64,7 @@ async def rerank(context: Context, work: Work, body: TeiRerankRequest) -> Respon
     with blaming("texts", scores.DOCUMENTS):
         values = await scores.cosines(context, work.job, f"rerank-{work.base()}", pairs, asked)
     found = [round(value, 8) for value in values]
-    order = sorted(range(len(found)), key=lambda i: -found[i])
+    order = sorted(range(len(found)), key=lambda i: -found[i])[: body.top_n or len(found)]
     return json_answer([_ranked(i, found[i], body) for i in order])
 
 
