@@ -35,6 +35,7 @@ LATEST = ":latest"
 """Ollama's tag, which may follow any name."""
 MOST_NAMED = 8
 """Most models that an error message names."""
+MISSING = "does not exist here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,4 +170,4 @@ def no_such_model(name: str, others: Sequence[str] = ()) -> HttpError:
     rest = len(others) - MOST_NAMED
     more = f"; this server has {shown}" if shown else ""
     more += f" and {rest} more (GET /v1/models)" if rest > 0 else ""
-    return HttpError(404, f"The model {name[:100]!r} does not exist here{more}.", param="model")
+    return HttpError(404, f"The model {name[:100]!r} {MISSING}{more}.", param="model")

@@ -145,6 +145,7 @@ INSIDE: dict[str, dict[str, Bodies]] = {
             {"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}
         ),
         "schema": _form({"type": "json_object"}, {"type": "json_object", "schema": SCHEMA}),
+        "value": _form({"type": "json_object"}, {"type": "json_object", "value": SCHEMA}),
         "schema_": _form({"type": "json_object"}, {"type": "json_object", "schema_": SCHEMA}),
         "format": _form(SPANS, {**SPANS, "format": {"type": "json_schema", "json_schema": SCHEMA}}),
         "structures": _form(SPANS, {**SPANS, "structures": [SPAN]}),
@@ -358,9 +359,12 @@ INSIDE: dict[str, dict[str, Bodies]] = {
         for name, value in {"role": "assistant", "content": "Ho"}.items()
     },
     "ollama.Call": {
+        "id": _ollama(
+            {**SAID, "tool_calls": [{**OLLAMA_CALL, "id": "a"}]}, {**SAID, "tool_calls": [{**OLLAMA_CALL, "id": "b"}]}
+        ),
         "function": _ollama(
             {**SAID, "tool_calls": [OLLAMA_CALL]}, {**SAID, "tool_calls": [{"function": {"name": "hear"}}]}
-        )
+        ),
     },
     "ollama.Function": {
         "name": _ollama(

@@ -8,6 +8,9 @@ import pytest
 
 from tests.pure.server.conftest import Starter
 from tests.pure.server.server_chat_helpers import client, events
+from tokenmill.server.openai.schemas import ChatRequest
+from tokenmill.server.openai.structure import structure
+from tokenmill.server.openai.tools import tool_wish
 from tokenmill.testing.fake_generator import FakeOptions, byte_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -161,6 +164,40 @@ async def test_typed_control_tokens_stay_text(start: Starter) -> None:
     answer = (await served.post(PATH, {"messages": evil, "max_tokens": 1, "return_token_ids": True})).json()
     special = [t for t in answer["prompt_token_ids"] if t >= 256]
     assert len(special) == 3  # the template's own: user's frame and the answer's start
+
+
+async def test_formats_and_tools_as_tgi_s_clients_write_them(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = await start()
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    for given, wanted in (
+        ({"type": "json", "value": schema}, {"json": schema}),
+        ({"type": "json_object", "value": schema}, {"json": schema}),
+        ({"type": "json_schema", "value": {"name": "a", "schema": schema}}, {"json": schema}),
+        ({"type": "regex", "value": "[ab]"}, {"regex": "[ab]"}),
+    ):
+        asked = ChatRequest.model_validate({"messages": HELLO, "response_format": given})
+        assert structure(asked) == wanted
+    body = {"messages": HELLO, "tools": [{"function": {"name": "see"}}, {"function": {"name": "look"}}]}
+    wish = tool_wish(ChatRequest.model_validate({**body, "tool_choice": "look"}))
+    assert (wish.choice, wish.named) == ("required", "look")
+    assert (await served.post(PATH, {**body, "tool_choice": "hear"})).json()["error"]["param"] == "tool_choice"
+
+
+async def test_what_is_not_asked_for_is_null(start: Starter) -> None:
+    """vLLM's clients read these fields whether or not they asked for them."""
+    served = await start(FakeOptions(script="a"))
+    chat = (await served.post(PATH, {"messages": HELLO})).json()
+    text = (await served.post("/v1/completions", {"prompt": "a"})).json()
+    assert chat["prompt_token_ids"] is chat["choices"][0]["token_ids"] is None
+    assert text["choices"][0]["prompt_token_ids"] is text["choices"][0]["token_ids"] is None
+
+
+async def test_usage_in_every_chunk_needs_usage(start: Starter) -> None:
+    served = await start(FakeOptions(script="abc"))
+    for path, body in ((PATH, {"messages": HELLO}), ("/v1/completions", {"prompt": "a"})):
+        options = {"include_usage": False, "continuous_usage_stats": True}
+        answer = await served.post(path, {**body, "stream": True, "stream_options": options})
+        assert answer.status_code == 200 and "usage" not in answer.text
 
 
 async def test_structured_choice_is_checked_by_the_engine(start: Starter) -> None:

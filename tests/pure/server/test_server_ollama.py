@@ -50,7 +50,10 @@ async def test_calls_come_whole_with_arguments_as_objects(start):
         answer = await served.post("/api/chat", {**HI, "tools": TOOLS, "stream": stream})
         found = lines(answer) if stream else [answer.json()]
         (calls,) = [x["message"]["tool_calls"] for x in found if "tool_calls" in x["message"]]
-        assert calls == [{"function": {"index": 0, "name": "get_weather", "arguments": {"city": "Paris"}}}]
+        name = calls[0].pop("id")
+        assert name.startswith("call_") and calls == [
+            {"function": {"index": 0, "name": "get_weather", "arguments": {"city": "Paris"}}}
+        ]
         assert "".join(x["message"]["content"] for x in found).strip() == "Let me see."
 
 
@@ -126,6 +129,25 @@ async def test_vectors(start):
     assert len(found["embeddings"]) == 2 and found["prompt_eval_count"] == 3
     old = (await served.post("/api/embeddings", {"model": "fake", "prompt": "a"})).json()
     assert old["embedding"] == found["embeddings"][0]
+    for nothing in ({"input": ""}, {"input": []}, {}):
+        empty = (await served.post("/api/embed", {"model": "fake", **nothing})).json()
+        assert empty["embeddings"] == [] and empty["prompt_eval_count"] == 0
+    assert (await served.post("/api/embeddings", {"model": "fake", "prompt": ""})).json() == {"embedding": []}
+    assert (await served.post("/api/embed", {"model": "nope", "input": ""})).status_code == 404
+
+
+async def test_a_vector_is_that_of_a_text_s_beginning(start):
+    """As in Ollama, which cuts the end off: to the context, or to num_ctx."""
+    served = await start(FakeOptions(max_model_len=64))
+
+    async def vector(text, **more):
+        return (await served.post("/api/embed", {"model": "fake", "input": text, **more})).json()
+
+    assert (await vector("abc" * 30))["embeddings"] == (await vector(("abc" * 30)[:64]))["embeddings"]
+    cut = await vector("abcdef", options={"num_ctx": 3})
+    assert cut["prompt_eval_count"] == 3 and cut["embeddings"] == (await vector("abc"))["embeddings"]
+    refused = await vector("abc" * 30, truncate=False)
+    assert refused["error"].startswith("the input length exceeds the context length: ")
 
 
 async def test_an_error_in_a_stream_is_a_line(start):

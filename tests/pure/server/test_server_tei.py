@@ -43,6 +43,8 @@ async def test_texts_are_ranked_in_a_bare_list(start: Starter) -> None:
     found = (await served.post("/rerank", {"query": "a", "texts": texts})).json()
     assert [(each["index"], each["score"]) for each in found] == [(e["index"], e["relevance_score"]) for e in usual]
     assert [each["score"] for each in found] == sorted((each["score"] for each in found), reverse=True)
+    for most, kept in ((1, 1), (0, 3), (9, 3)):
+        assert (await served.post("/rerank", {"query": "a", "texts": texts, "top_n": most})).json() == found[:kept]
     shown = (await served.post("/rerank", {"query": "a", "texts": texts, "return_text": True})).json()
     assert all(each["text"] == texts[each["index"]] for each in shown) and "text" not in found[0]
     assert (

@@ -146,7 +146,20 @@ SAID = [
     (INFER, {"inputs": [tensor(), number(data=[True])]}, "not of its datatype INT32"),
     (INFER, {"inputs": [tensor()], "outputs": [{"name": "x"}]}, "There is no output 'x'"),
     ("/detokenize", {"tokens": [10**9]}, "out of vocabulary"),
-    ("/api/embeddings", {"model": "fake", "prompt": ""}, "prompt: String"),
+    ("/api/embeddings", {"model": "fake", "prompt": 5}, "prompt: "),
+    (CHAT, {"messages": HELLO, "response_format": {"type": "regex"}}, "response_format regex needs a pattern in value"),
+    (
+        CHAT,
+        {"messages": HELLO, "response_format": {"type": "json", "value": "a"}},
+        "response_format json needs a schema in value",
+    ),
+    (
+        CHAT,
+        {"messages": HELLO, "response_format": {"type": "json", "value": {}, "schema": {}}},
+        "schema or value, not both",
+    ),
+    (CHAT, {"messages": HELLO, "response_format": {"type": "text", "value": {"a": 1}}}, "response_format.value"),
+    (CHAT, {"messages": HELLO, "tools": [{"function": {"name": "see"}}], "tool_choice": "look"}, "or an object"),
     (MESSAGES, {**ANTHROPIC, "thinking": {"type": "disabled", "budget_tokens": 9}}, "thinking.budget_tokens has no"),
     ("/api/generate", {"model": "fake", "prompt": "a", "top_logprobs": 2}, "top_logprobs needs logprobs"),
     *(

@@ -31,7 +31,7 @@ _TEXT = {
     "return_tokens_as_token_ids": Companion("logprobs", harmless=True),
 }
 _KINDS = ("text", "json_object", "json_schema", "structural_tag")
-_TAGS = Companion("type", _KINDS[:3])
+_TAGS = Companion("type", (*_KINDS[:3], "json", "regex"))
 
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning", "compaction", None)
 
@@ -49,8 +49,9 @@ COMPANIONS: dict[str, Mapping[str, Companion]] = {
     "openai.EmbeddingRequest": _SIDE,
     "openai.PoolingRequest": _SIDE,
     "openai.ResponseFormat": {
-        "json_schema": Companion("type", ("text", "json_object", "structural_tag")),
-        "schema": Companion("type", ("text", "structural_tag")),
+        "json_schema": Companion("type", ("text", "json_object", "structural_tag", "json", "regex")),
+        "schema": Companion("type", ("text", "structural_tag", "regex")),
+        "value": Companion("type", ("text", "structural_tag")),
         **dict.fromkeys(("format", "structures", "triggers"), _TAGS),
     },
     "openai.TextPart": {"text": Companion("type", ("thinking", "refusal"))},

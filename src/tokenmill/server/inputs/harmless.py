@@ -178,7 +178,7 @@ HARMLESS: dict[str, Reasons] = {
             "mirostat_eta",
         ),
     },
-    "ollama.Call": _say(_ECHO, "id", "type"),
+    "ollama.Call": _say(_ECHO, "type"),
     "ollama.Function": _say(_ECHO, "index", "description"),
     "tgi.TgiRequest": {
         **ANYWHERE,

@@ -6,11 +6,13 @@ Must not know: engines, sockets.
 from __future__ import annotations
 
 import datetime
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
 
+from tokenmill.server.context import MISSING
 from tokenmill.server.errors import HttpError
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.logprobs import chat_logprobs
@@ -19,6 +21,8 @@ from tokenmill.text.messages.message import Call, Event, Message
 from tokenmill.text.messages.values import is_json, read_arguments
 
 encode = msgspec.json.Encoder().encode
+LOADED = 1
+"""The time to load a model that is loaded, in nanoseconds: clients take 0 as missing."""
 REASONS = {"stop": "stop", "tool_calls": "stop", "length": "length"}
 
 
@@ -33,8 +37,13 @@ def moment(seconds: float) -> str:
 
 
 def error_body(found: HttpError) -> bytes:
-    """{"error": "..."}"""
-    return encode({"error": found.message})
+    """{"error": "..."}, with the words by which Ollama's clients know what is wrong."""
+    message = found.message
+    if found.status == 404 and found.param == "model" and message.startswith("The model "):
+        message = message.removeprefix("The ").replace(MISSING, "not found", 1)
+    if found.overflow is not None:
+        message = f"the input length exceeds the context length: {message}"
+    return encode({"error": message})
 
 
 class Answer:
@@ -110,7 +119,7 @@ class Answer:
         return {
             "done_reason": REASONS.get(reason or "stop", reason),
             "total_duration": first + rest,
-            "load_duration": 0,
+            "load_duration": LOADED,
             "prompt_eval_count": usage["prompt_tokens"],
             "prompt_eval_duration": first,
             "eval_count": usage["completion_tokens"],
@@ -124,4 +133,5 @@ def _texts(events: Sequence[Event]) -> tuple[str, str]:
 
 
 def _call(index: int, call: Any) -> dict[str, Any]:
-    return {"function": {"index": index, "name": call.name, "arguments": read_arguments(call.arguments)}}
+    function = {"index": index, "name": call.name, "arguments": read_arguments(call.arguments)}
+    return {"id": f"call_{secrets.token_hex(8)}", "function": function}

@@ -23,7 +23,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
 from tokenmill.server.errors import renaming_fields
 from tokenmill.server.model_lookup import peek_fields, text_of
-from tokenmill.server.ollama.answers import Answer, error_body, moment, now
+from tokenmill.server.ollama.answers import LOADED, Answer, error_body, moment, now
 from tokenmill.server.ollama.keep_alive import FOREVER, sent_away, set_keep_alive
 from tokenmill.server.ollama.models import BLOBS, add_model_routes, around, show_stored, told
 from tokenmill.server.ollama.schemas import (
@@ -103,7 +103,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
                     "model": body.model,
                     "embeddings": [entry["embedding"] for entry in found["data"]],
                     "total_duration": round((time.monotonic() - work.job.began) * 1e9),
-                    "load_duration": 0,
+                    "load_duration": LOADED,
                     "prompt_eval_count": found["usage"]["prompt_tokens"],
                 }
             )
@@ -115,7 +115,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             set_keep_alive(context.shared, request, body.keep_alive)
             with renaming_fields({"input": "prompt"}):
                 found = await vectors(context, work, body.model, body.prompt, None)
-            return json_answer({"embedding": found["data"][0]["embedding"]})
+            return json_answer({"embedding": found["data"][0]["embedding"] if found["data"] else []})
 
     generate_loaded, chat_loaded = of_model(answer_prompt), of_model(answer_chat)
     post(app, "/api/generate", generate, GenerateRequest)
@@ -257,11 +257,14 @@ def loaded(context: Context, model: str, empty: dict[str, Any]) -> dict[str, Any
 
 
 async def vectors(context: Context, work: Work, model: str, texts: Any, more: EmbedRequest | None) -> dict[str, Any]:
-    """OpenAI's embeddings of these texts."""
+    """OpenAI's embeddings of these texts. Nothing is asked with no text, and has no vector."""
+    if not texts:
+        served(context, model)
+        return {"data": [], "usage": {"prompt_tokens": 0}}
     fields: dict[str, Any] = {"model": served(context, model), "input": texts}
     if more is not None:
         fields["dimensions"] = more.dimensions
-        fields["truncate_prompt_tokens"] = -1 if more.truncate else None
+        fields |= more.cut()
     body = await context.bodies.run_in_thread(work.job.size, lambda: EmbeddingRequest.model_validate(fields))
     return await embeddings.embed(context, body, work.job, work.base())
 

@@ -144,6 +144,7 @@ class Call(BaseModel):
     """One of a message's calls."""
 
     model_config = LOOSE
+    id: Label | None = None
     function: Function
 
 
@@ -170,7 +171,7 @@ class Message(BaseModel):
         if self.tool_calls:
             found["tool_calls"] = [
                 {
-                    "id": f"call_{number}_{i}",
+                    "id": c.id or f"call_{number}_{i}",
                     "type": "function",
                     "function": {"name": c.function.name, "arguments": json.dumps(c.function.arguments)},
                 }
@@ -208,11 +209,18 @@ class EmbedRequest(BaseModel):
 
     model_config = LOOSE
     model: Name
-    input: str | Annotated[list[str], few(MOST_TEXTS)]
+    input: str | Annotated[list[str], few(MOST_TEXTS)] | None = None
     truncate: bool = True
     dimensions: int | None = Field(None, ge=1)
     options: Annotated[Options, Inside("ollama.EmbedOptions")] | None = None
     keep_alive: float | Label | None = None
+
+    def cut(self) -> dict[str, Any]:
+        """The fields that cut texts to the context, or to num_ctx: their beginnings stay."""
+        if not self.truncate:
+            return {}
+        most = self.options.num_ctx if self.options is not None else None
+        return {"truncate_prompt_tokens": most or -1, "truncation_side": "right"}
 
 
 class EmbeddingsRequest(BaseModel):

@@ -63,11 +63,13 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """Text, any JSON object, JSON of a schema (which llama.cpp puts beside `type`), or structural tags."""
+    """Text, any JSON object, JSON of a schema (which llama.cpp puts beside `type`), or structural tags. `json`, `regex`
+    and `value` are TGI's: a schema, a pattern, or what belongs under json_schema."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag", "json", "regex"]
     json_schema: JsonSchemaFormat | None = None
+    value: dict[str, Any] | str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     format: dict[str, Any] | None = None
     structures: Annotated[list[dict[str, Any]], few(MOST_TOOLS)] | None = None
@@ -254,9 +256,7 @@ class ChatRequest(SamplingFields):
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
     tools: Annotated[list[Tool], few(MOST_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | Annotated[dict[str, Any], Inside("openai.ToolChoice")] | None = (
-        None
-    )
+    tool_choice: Label | Annotated[dict[str, Any], Inside("openai.ToolChoice")] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     echo: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from tokenmill.server.openai.schemas import ResponseFormat, SamplingFields
 from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
 from tokenmill.structured.lowering import SWITCHES
 
+T = TypeVar("T")
 _DIRECT = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -116,8 +117,15 @@ def _plain_json(name: str, value: Any) -> Any:
 def _response_format(form: ResponseFormat | None) -> dict[str, Any] | None:
     if form is None or form.type == "text":
         return None
-    if form.type == "json_object":
-        return {"json_object": True} if form.schema_ is None else {"json": form.schema_}
+    if form.schema_ is not None and form.value is not None:
+        raise ParameterError("Give response_format.schema or value, not both.", param="response_format.value")
+    if form.type == "regex":
+        return {"regex": _value(form, str, "a pattern")}
+    if form.type in ("json", "json_object"):
+        schema = form.schema_
+        if schema is None and (form.type == "json" or form.value is not None):
+            schema = _value(form, dict, "a schema")
+        return {"json_object": True} if schema is None else {"json": schema}
     if form.type == "structural_tag":
         if form.format is not None:
             return {"structural_tag": {"type": "structural_tag", "format": form.format}}
@@ -127,6 +135,15 @@ def _response_format(form: ResponseFormat | None) -> dict[str, Any] | None:
             )
         return {"structural_tag": {"structures": form.structures, "triggers": form.triggers}}
     schema = form.json_schema.schema_ if form.json_schema is not None else form.schema_
-    if schema is None:
+    if schema is None and form.json_schema is None and form.value is not None:
+        schema = _value(form, dict, "an object").get("schema")
+    if not isinstance(schema, dict):
         raise ParameterError("response_format json_schema needs json_schema.schema.", param="response_format")
     return {"json": schema}
+
+
+def _value(form: ResponseFormat, kind: type[T], what: str) -> T:
+    if not isinstance(form.value, kind):
+        text = f"response_format {form.type} needs {what} in value."
+        raise ParameterError(text, param="response_format")
+    return form.value

@@ -5,6 +5,7 @@ Must not know: formats, engines.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
@@ -26,7 +27,7 @@ def tool_wish(body: ChatRequest) -> ToolWish:
         tools[function.name] = arguments_schema(function.parameters)
         if function.strict:
             strict.add(function.name)
-    choice, named, allowed = _choice(body.tool_choice)
+    choice, named, allowed = _choice(body.tool_choice, tools)
     if not tools:
         if choice not in ("none", "auto") or named is not None or allowed is not None:
             raise ParameterError("tool_choice needs tools.", param="tool_choice")
@@ -59,10 +60,18 @@ def arguments_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
     return {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def _choice(given: Any) -> tuple[str, str | None, list[str] | None]:
-    """none, auto or required; the function that must be called; the functions that are allowed."""
-    if given is None or isinstance(given, str):
+def _choice(given: Any, tools: Mapping[str, Any]) -> tuple[str, str | None, list[str] | None]:
+    """none, auto or required; the function that must be called; the functions that are allowed. TGI's clients give a
+    function by its bare name."""
+    if given is None or given in ("none", "auto", "required"):
         return given or "auto", None, None
+    if isinstance(given, str):
+        if given in tools:
+            return "required", given, None
+        raise ParameterError(
+            "tool_choice: Input should be 'none', 'auto', 'required', the name of a tool, or an object.",
+            param="tool_choice",
+        )
     kind = given.get("type", "function")
     if (
         kind == "function"
