@@ -1,4 +1,6 @@
-"""Architecture names -> families. Owns: building a model from a config and a checkpoint. Never runs remote code."""
+"""Architecture names -> families. Owns: building a model from a config and a checkpoint. Never runs remote code.
+Must not know: how a family is built, engines.
+"""
 
 from __future__ import annotations
 

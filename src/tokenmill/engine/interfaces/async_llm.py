@@ -1,4 +1,6 @@
-"""AsyncLLM: streaming use from Python. Owns: prompts in, growing RequestOutputs out, over a Service."""
+"""AsyncLLM: streaming use from Python. Owns: prompts in, growing RequestOutputs out, and which of several engines
+answers a request. Must not know: HTTP, how an engine is driven.
+"""
 
 from __future__ import annotations
 

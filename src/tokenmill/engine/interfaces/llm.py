@@ -1,6 +1,7 @@
 """LLM: offline use in a few lines. Owns: running an engine in the caller's thread, progress, ordered results.
 
 The API is vLLM's: `generate`, `chat` and `embed` take one or many prompts and return a list in the same order.
+Must not know: HTTP, how steps are planned.
 """
 
 from __future__ import annotations

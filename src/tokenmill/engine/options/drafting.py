@@ -1,6 +1,6 @@
 """Which drafter a configuration asks for. Owns: reading --speculative-config, and where drafts are made.
 
-Names are vLLM's. What has no effect here is refused by name.
+Names are vLLM's. What has no effect here is refused by name. Must not know: models' files, tensors.
 """
 
 from __future__ import annotations

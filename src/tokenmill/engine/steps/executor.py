@@ -3,7 +3,7 @@
 While a runner computes, its device is the current one of the calling thread: an application's own thread or the
 engine's. Other engines of this process may have other devices.
 On a CPU a plan runs when it is waited for (a second one in flight would only delay tokens). On a GPU `submit` enqueues
-it and `wait` reads its results, so the host plans while the device computes.
+it and `wait` reads its results, so the host plans while the device computes. Must not know: scheduling, text.
 """
 
 from __future__ import annotations

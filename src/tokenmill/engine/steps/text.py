@@ -1,4 +1,6 @@
-"""What an engine knows about text. Owns: finding its tokenizer, its end tokens, and the vocabulary of constraints."""
+"""What an engine knows about text. Owns: finding its tokenizer, its end tokens, and the vocabulary of constraints.
+Must not know: requests, tensors.
+"""
 
 from __future__ import annotations
 
