@@ -1,11 +1,13 @@
 """Several streams of hidden states a token, one of which the layers compute (AltUp). Owns: predicting the others,
 correcting them, and the ways in and out.
 
-A step carries x [T, streams * hidden]. Sums over few streams and over columns are written out element by element, so
-that a row's bytes do not depend on its company. Knows nothing of families.
+A step carries x [T, streams * hidden]. Backends add streams one after the other, and sums over columns are written out
+element by element, so that a row's bytes do not depend on its company. Knows nothing of families.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -37,8 +39,12 @@ class Streams:
         weight = b.tensor("router_norm.weight", (hidden,)).float() / hidden
         self.norm = NormSpec(weight.to(b.dtype), eps)
         self.router = b.settled(b.weight("modality_router", (count, hidden), exact=True))
-        self.predicts = b.tensor("prediction_coefs.weight", (count * count, count), torch.float32)
-        self.corrects = b.tensor("correction_coefs.weight", (count, count), torch.float32)
+        exact = replace(b, quantization=None)  # rounding would change every stream
+        predicts = b.tensor("prediction_coefs.weight", (count * count, count), torch.float32)
+        by_source = predicts.view(count, count, count).transpose(0, 1).flatten(0, 1).contiguous()
+        self.predicts = exact.settled(exact.wrap(by_source, None))
+        corrects = b.tensor("correction_coefs.weight", (count, count), torch.float32)
+        self.corrects = exact.settled(exact.wrap(corrects, torch.ones(count, device=b.device)))
         self.scale = b.tensor("correct_output_scale", (hidden,))
 
     def split(self, x: Tensor) -> Tensor:
@@ -47,26 +53,23 @@ class Streams:
 
     def predict(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, streams, hidden] -> the prediction of each stream behind the layer."""
-        shares = self._shares(x[:, self.active], self.predicts, ctx).view(-1, self.count, self.count)
+        shares = self._shares(x[:, self.active], self.predicts, ctx).chunk(self.count, dim=1)
         wide = x.float()
-        made = wide
+        made = wide.flatten(1)
         for i in range(self.count):
-            made = made + shares[:, :, i, None] * wide[:, i, None]
-        return made.to(x.dtype)
+            made = ctx.kernels.add(made, wide[:, i], shares[i])
+        return made.view(x.shape).to(x.dtype)
 
     def correct(self, expected: Tensor, found: Tensor, ctx: ForwardContext) -> Tensor:
         """The prediction, corrected by the layer's result [T, hidden] for the stream that it computed."""
-        shares = self._shares(found, self.corrects, ctx) + 1.0
-        news = (found - expected[:, self.active]).float()
-        return (expected.float() + news[:, None] * shares[:, :, None]).to(expected.dtype)
+        news = ctx.kernels.add(found, expected[:, self.active], -1.0)
+        shares = self._shares(found, self.corrects, ctx)
+        return ctx.kernels.add(expected.flatten(1), news, shares).view(expected.shape)
 
-    def _shares(self, x: Tensor, matrix: Tensor, ctx: ForwardContext) -> Tensor:
+    def _shares(self, x: Tensor, matrix: Weight, ctx: ForwardContext) -> Tensor:
         """matrix @ tanh(router(norm(x))) in float32 [T, rows of the matrix]."""
         kinds = torch.tanh(self.router.matmul(x.contiguous(), ctx, norm=self.norm).float())
-        made = kinds[:, 0, None] * matrix[:, 0]
-        for i in range(1, self.count):
-            made = made + kinds[:, i, None] * matrix[:, i]
-        return made
+        return matrix.matmul(kinds, ctx)
 
 
 class Ways:
