@@ -198,6 +198,10 @@ def test_files_are_told_as_they_lie(tmp_path):
     (packed / "config.json").write_text("{")
     assert read_stored(str(packed)) is None
     demo = read_stored("demo")
+    assert demo.model_info("qwen3")["general.parameter_count"] == demo.parameters
+    assert {"qwen3.embedding_length", "qwen3.block_count", "qwen3.attention.head_count"} <= demo.model_info(
+        "qwen3"
+    ).keys()
     assert demo.family == "qwen3"
     assert demo.format == "safetensors" and demo.parameters > 1_000_000 and demo.size > 2**20
 

@@ -217,8 +217,8 @@ def show_stored(store: Store, entry: Entry) -> dict[str, Any]:
     files, facts = _facts(store, entry)
     family = str(facts.get("family") or "unknown")
     info: dict[str, Any] = {"general.architecture": family}
-    if files is not None and files.parameters:
-        info["general.parameter_count"] = files.parameters
+    if files is not None:
+        info |= files.model_info(family)
     if facts.get("context"):
         info[f"{family}.context_length"] = facts["context"]
     return {**around(entry), "details": details(store, entry), "model_info": info, "capabilities": ["completion"],

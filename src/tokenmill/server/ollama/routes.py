@@ -326,7 +326,7 @@ def described(context: Context, name: str) -> dict[str, Any]:
     if find_fill(info.tokenizer) is not None:
         can.append("insert")
     about = details(info.root, info.details)
-    family = about["family"]
+    family, files = about["family"], _files_of(info.root)
     return {
         "modelfile": f"FROM {name}\n",
         "parameters": listed(of_generation(info.generation)),
@@ -336,6 +336,7 @@ def described(context: Context, name: str) -> dict[str, Any]:
             "general.architecture": family,
             f"{family}.context_length": info.max_model_len,
             f"{family}.vocab_size": info.vocab_size,
+            **(files.model_info(family) if files is not None else {}),
         },
         "capabilities": can,
         "modified_at": now(),

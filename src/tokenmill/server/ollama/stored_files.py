@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenmill.checkpoint.gguf_file import open_gguf
@@ -29,11 +30,19 @@ MAX_HEADER = 64 << 20
 MAX_CONFIG = 4 << 20
 MAX_NAME = 100
 MOST_NUMBERS = 1 << 63
+SIZES = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+}
+"""GGUF's names of a model's sizes, behind its family's, and those in config.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFiles:
-    """A model's files on disk. parameters 0, level or family "": not known."""
+    """A model's files on disk. parameters 0, level or family "": not known. sizes: those of SIZES that are stated."""
 
     format: str
     size: int
@@ -41,6 +50,12 @@ class StoredFiles:
     parameters: int = 0
     level: str = ""
     family: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def model_info(self, family: str) -> dict[str, int]:
+        """The parameters and sizes under the names of /api/show."""
+        counted = {"general.parameter_count": self.parameters} if self.parameters else {}
+        return counted | {f"{family}.{name}": value for name, value in self.sizes.items()}
 
 
 def read_stored(root: str) -> StoredFiles | None:
@@ -72,16 +87,19 @@ def _gguf(files: list[Path]) -> StoredFiles:
         kind = max(sizes, key=sizes.__getitem__) if sizes else ""
     count = sum(math.prod(info.shape) for info in tensors)
     family = text_of_header(opened[0].metadata.get("general.architecture"))
-    return StoredFiles("gguf", _size(files), _modified(files), count, kind, family)
+    stated = _sizes({name: opened[0].metadata.get(f"{family}.{name}") for name in SIZES})
+    return StoredFiles("gguf", _size(files), _modified(files), count, kind, family, stated)
 
 
 def _folder(path: Path, files: list[Path]) -> StoredFiles:
     config = read_object(path / "config.json", MAX_CONFIG)
     scheme, family = config.get("quantization_config"), text_of_header(config.get("model_type"))
+    stated = {**nested, **config} if isinstance(nested := config.get("text_config"), dict) else config
+    sizes = _sizes({name: stated.get(key) for name, key in SIZES.items()})
     form = "safetensors" if files[0].suffix == ".safetensors" else "pytorch"
     if isinstance(scheme, dict) and scheme:
         level = text_of_header(scheme.get("quant_method")).upper()
-        return StoredFiles(form, _size(files), _modified(files), 0, level, family)
+        return StoredFiles(form, _size(files), _modified(files), 0, level, family, sizes)
     kinds: Counter[str] = Counter()
     for file in files if form == "safetensors" else ():
         for kind, count in _header(file):
@@ -89,7 +107,11 @@ def _folder(path: Path, files: list[Path]) -> StoredFiles:
     level = (
         max(kinds, key=kinds.__getitem__) if kinds else text_of_header(config.get("torch_dtype") or config.get("dtype"))
     )
-    return StoredFiles(form, _size(files), _modified(files), sum(kinds.values()), level.upper(), family)
+    return StoredFiles(form, _size(files), _modified(files), sum(kinds.values()), level.upper(), family, sizes)
+
+
+def _sizes(stated: Mapping[str, object]) -> dict[str, int]:
+    return {name: value for name, value in stated.items() if type(value) is int and 0 < value < MOST_NUMBERS}
 
 
 def _header(file: Path) -> list[tuple[str, int]]:
