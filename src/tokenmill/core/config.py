@@ -269,7 +269,7 @@ class ServeOptions:
     chat_template: str | None = option(None, "File with a chat template that replaces the model's.")
     default_chat_template_kwargs: dict[str, Any] | None = option(None, "Arguments for the chat template (JSON).")
     trust_request_chat_template: bool = option(False, "Accept chat templates from requests.")
-    enable_force_include_usage: bool = option(False, "Send usage in every stream.")
+    enable_force_include_usage: bool = option(False, "Send usage in every chunk of every stream.")
     enable_per_request_metrics: bool = option(False, "Put timings into answers.")
     record: str | None = option(None, "Append each request's time and lengths to this file, for bench serve.")
     record_content: bool = option(False, "With --record: keep prompts (token ids), too.")

@@ -200,6 +200,15 @@ async def test_usage_in_every_chunk_needs_usage(start: Starter) -> None:
         assert answer.status_code == 200 and "usage" not in answer.text
 
 
+async def test_forced_usage_is_in_every_chunk(start: Starter) -> None:
+    """As vLLM's --enable-force-include-usage."""
+    served = await start(FakeOptions(script="abc"), enable_force_include_usage=True)
+    for path, body in ((PATH, {"messages": HELLO}), ("/v1/completions", {"prompt": "a"})):
+        chunks = events((await served.post(path, {**body, "stream": True})).text)
+        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert counts == sorted(counts) and counts[-1] == 4 and not chunks[-1]["choices"]
+
+
 async def test_structured_choice_is_checked_by_the_engine(start: Starter) -> None:
     served = await start()
     fine = await served.post(PATH, {"messages": HELLO, "max_tokens": 2, "structured_outputs": {"choice": ["a"]}})

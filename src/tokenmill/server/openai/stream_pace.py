@@ -15,7 +15,7 @@ class StreamPace:
     def __init__(self, body: SamplingFields, *, usage_forced: bool) -> None:
         options = body.stream_options
         self.usage_at_end = usage_forced or bool(options and options.usage_at_end)
-        self.usage_always = bool(options and options.continuous_usage_stats) and self.usage_at_end
+        self.usage_always = usage_forced or (self.usage_at_end and bool(options and options.continuous_usage_stats))
         self.interval = body.stream_interval or 1
         self.said = 0
         """Tokens shown so far. Usage counts these while the stream runs."""
