@@ -55,7 +55,7 @@ class ProductKernels(ReferenceKernels):
         self.widens = "widened" not in without
         self.widened_type: torch.dtype | None = None
         """In which type matrices of groups are kept, too, from now on."""
-        self.packed: weakref.WeakSet[NarrowMatrix] = weakref.WeakSet()
+        self.packed: weakref.WeakKeyDictionary[NarrowMatrix, None] = weakref.WeakKeyDictionary()  # in order
         self.ways = Ways(self.launch, None if steady else cache, many_rows="many-rows" not in without)
 
     def product(
@@ -304,7 +304,7 @@ class ProductKernels(ReferenceKernels):
         make = PACKERS.get(matrix.kind)
         found = None if make is None else make(matrix)
         if isinstance(found, NarrowMatrix) and found.group and not found.blocks and found.row_steps is None:
-            self.packed.add(found)
+            self.packed[found] = None
             if self.widened_type is not None:
                 found.widened = widened(found, self.widened_type, pdl=False)
         return found
