@@ -18,7 +18,7 @@ from tokenmill.cli.verbs import app
 from tokenmill.core.config import make_server_config
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.server.certificates import out_of_date, validity
-from tokenmill.server.preflight import check_before_loading
+from tokenmill.server.preflight import check_before_loading, read_template
 from tokenmill.server.tls import context_of
 
 REFUSED = {
@@ -219,3 +219,11 @@ def test_certificates_that_do_not_hold_now_are_told(certificates: Path, caplog: 
         ((begin, end),) = validity(path)
         assert end - begin == timedelta(days=days)
         assert out_of_date(path, begin - timedelta(seconds=1))[0].startswith("not valid before ")
+
+
+def test_a_template_may_be_given_as_text() -> None:
+    """As vLLM's flag takes it. What holds no expression is a file's name."""
+    text = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert read_template(text) == text and read_template(None) is None
+    with pytest.raises(UserError, match="cannot be read"):
+        read_template("nowhere.jinja")
