@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["draft", "medusa", "eagle3"]
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "tiktoken.model")
+CHECKPOINT = ("model.safetensors", "config.json")
 METHODS = {"draft": "draft_model", "medusa": "medusa", "eagle3": "eagle3"}
 
 
@@ -104,11 +106,11 @@ def distill(  # noqa: PLR0913
             student = DraftStudent(teacher, hidden=hidden, layers=layers or 2)
             if layers is not None and layers > student.layers:
                 raise ParameterError(f"--layers {layers}: {model} has no more than {student.layers} to take from it.")
-            _copy_tokenizer(teacher.source.path, target)
         else:
             student = MedusaStudent(teacher, heads=heads) if kind == "medusa" else Eagle3Student(teacher)
         course = Course(steps, batch, rate, every, seed, 60 * minutes)
-        right = train(teacher, student, lines, course, target, show_progress, resume=resume)
+        with _beside_checkpoints(teacher.source.path if kind == "draft" else None, target, STATE):
+            right = train(teacher, student, lines, course, target, show_progress, resume=resume)
     typer.echo(f"drafts that are right on held-out text, by place: {percent(right)}")
     spec: dict[str, Any] = {"method": METHODS[kind], "model": str(target)}
     typer.echo(f"tokenmill serve {model} --speculative-config '{json.dumps(spec)}'")
@@ -207,11 +209,22 @@ def _kept_answers(path: Path, asked: dict[str, Any]) -> dict[int, dict[str, Any]
     return found
 
 
-def _copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer: a draft model has the teacher's vocabulary."""
-    for name in TOKENIZER:
-        if (source / name).is_file():
+@contextmanager
+def _beside_checkpoints(source: Path | None, target: Path, state: str) -> Iterator[None]:
+    """Copy the tokenizer: a draft model has the teacher's vocabulary. If no checkpoint comes to be whole (state: its
+    last file), what there is of it goes, so that the folder may be named again."""
+    names = [] if source is None else [name for name in TOKENIZER if (source / name).is_file()]
+    new = [target / name for name in (*names, *CHECKPOINT) if not (target / name).exists()]
+    try:
+        for name in names:
+            assert source is not None
             shutil.copyfile(source / name, target / name)
+        yield
+    except BaseException:
+        if not (target / state).exists():
+            for path in new:
+                path.unlink(missing_ok=True)
+        raise
 
 
 def show_progress(told: TrainProgress) -> None:

@@ -122,6 +122,32 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(teacher, monk
     distill(teacher, name, "medusa", *settings, "--resume")
 
 
+@pytest.mark.parametrize("kind", ["draft", "medusa"])
+@pytest.mark.parametrize("broken", ["model.safetensors", "config.json", "training.pt", "the first step"])
+def test_without_a_whole_checkpoint_nothing_is_left(teacher, monkeypatch, kind, broken):
+    from tokenmill.distill import train
+
+    name, place = f"none-{kind}-{broken}", Path.replace
+
+    def full(self, target):
+        if Path(target).name == broken:
+            raise OSError(28, "No space left on device")
+        return place(self, target)
+
+    def stop(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", full)
+    if broken == "the first step":
+        monkeypatch.setattr(train, "_learn", stop)
+    arguments = ["distill", str(teacher / "teacher"), str(teacher / name), "--data", str(teacher / "text.txt")]
+    done = CliRunner().invoke(app, [*arguments, "--kind", kind, *SETTINGS, "--steps", "1"])
+    assert done.exit_code == (130 if broken == "the first step" else 2) and "Traceback" not in done.output
+    assert not (teacher / name).exists()
+    monkeypatch.undo()
+    distill(teacher, name, kind, "--steps", "1")
+
+
 def test_answers_are_the_models_own(teacher):
     prompts = teacher / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ["mill", "flour", "bread"]))
