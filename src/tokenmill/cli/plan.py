@@ -67,6 +67,7 @@ def plan(
         from tokenmill.measure.devices import efficiency_of
         from tokenmill.measure.several_devices import Spread, check_combined
         from tokenmill.measure.slo import cheapest, read_slo
+        from tokenmill.measure.workloads import read_workload
 
     check_options(config)
     _check_together(load, on)
@@ -78,6 +79,7 @@ def plan(
     check_combined(among, {"--slo": objective is not None, "--workload": bool(workload)})
     for path in workload or ():
         check_file(path, "--workload")
+    requests = [read_workload(path) for path in workload or ()]
     planner = None
     with show_waiting(f"Reading {config.model.model}"):
         planning.check_counted(config)  # before this machine is measured
@@ -109,9 +111,8 @@ def plan(
     if workload and found["fits"]:
         with show_waiting("Going through the workload"):
             from tokenmill.measure.simulate import simulate
-            from tokenmill.measure.workloads import read_workload
 
-            found["workloads"] = [simulate(planner, setup, read_workload(path)) for path in workload]
+            found["workloads"] = [simulate(planner, setup, each) for each in requests]
     if picture is not None and found["fits"]:
         save({**found, "bench": "plan"}, None, picture)
     if as_json:
@@ -124,6 +125,10 @@ def plan(
 
 def _check_together(load: dict[str, Any], device: str) -> None:
     """Refuse flags that need another one, or have no effect beside it."""
+    from tokenmill.measure.devices import read_shares
+
+    if "efficiency" in load:
+        read_shares(load["efficiency"])
     if load.get("again") and not _is_here(device):
         raise ParameterError(
             f"--measure measures this machine, and --device {device} is another: leave one of them out."

@@ -152,6 +152,12 @@ def efficiency_of(device: Device, given: str | None = None) -> Efficiency:
         return replace(assumed, source="measured: this engine's kernels by rows, attention, host", calibrated=True)
     if given is None:
         return assumed
+    shares = read_shares(given)
+    return replace(assumed, memory=shares[0], compute=shares[-1], source="given with --efficiency")
+
+
+def read_shares(given: str) -> list[float]:
+    """The one or two numbers of --efficiency."""
     try:
         shares = [float(part) for part in given.split(",")]
     except ValueError:
@@ -160,7 +166,7 @@ def efficiency_of(device: Device, given: str | None = None) -> Efficiency:
         raise ParameterError(
             f"--efficiency takes one or two shares in (0, 1], such as 0.8 or 0.85,0.6 (memory, compute); got {given!r}."
         )
-    return replace(assumed, memory=shares[0], compute=shares[-1], source="given with --efficiency")
+    return shares
 
 
 def while_reading(device: Device, rate: float) -> Device:

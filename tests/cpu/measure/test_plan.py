@@ -213,6 +213,20 @@ def test_bad_efficiency_is_refused(text):
         efficiency_of(find_device("h200"), text)
 
 
+def test_wrong_values_are_told_before_this_machine_is_measured(tmp_path, monkeypatch):
+    def measure(*given, **more):
+        raise AssertionError("measured")
+
+    monkeypatch.setattr("tokenmill.cli.plan._device", measure)
+    (tmp_path / "list.jsonl").write_text("[1, 2]")
+    for arguments, says in (
+        (["--efficiency", "nan"], "--efficiency takes one or two shares"),
+        (["--workload", str(tmp_path / "list.jsonl")], "must be a JSON object"),
+    ):
+        done = CliRunner().invoke(app, ["plan", "demo", "--device", "cpu", *arguments])
+        assert done.exit_code == 2 and says in done.output, done.output
+
+
 def test_bad_input_is_told(tmp_path):
     with pytest.raises(ParameterError, match="Did you mean 'h200'"):
         find_device("h20")
