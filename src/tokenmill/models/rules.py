@@ -257,9 +257,9 @@ def four_times(name: str) -> Callable[[ModelConfig], int]:
     return lambda c: c.get(name, int, 4 * c.need("hidden_size", int))
 
 
-def product(*names: str) -> Callable[[ModelConfig], int]:
-    """The product of these keys (0: there is none)."""
-    return lambda c: math.prod(c.get(name, int, 0, low=0) for name in names)
+def product(*names: str, low: int = 0) -> Callable[[ModelConfig], int]:
+    """The product of these keys, of which each is at least `low` (0: there is none)."""
+    return lambda c: math.prod(c.get(name, int, 0, low=low) for name in names)
 
 
 # ------------------------------------------------------------------ which layers are mixtures

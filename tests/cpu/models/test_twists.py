@@ -155,6 +155,8 @@ TWISTS: list[tuple[str, dict[str, Any], str]] = [
                            "attention_head_dim": GONE, "hybrid_layer_ids": GONE, "mamba_headdim": GONE}, ""),
     ("Zamba2ForCausalLM", {"use_long_context": True}, "'use_long_context' = True"),
     ("Zamba2ForCausalLM", {"tie_word_embeddings": False}, "'tie_word_embeddings' = False"),
+    ("BloomForCausalLM", {"slow_but_exact": True, "pretraining_tp": 2}, "'slow_but_exact' = True"),
+    ("GPTNeoXJapaneseForCausalLM", {"intermediate_multiple_size": 0}, "'intermediate_multiple_size' = 0"),
     ("FalconForCausalLM", {"multi_query": None, "new_decoder_architecture": False, "num_kv_heads": 4}, ""),
 ]  # fmt: skip
 """(family, what is changed, what the refusal says; "": equal)."""
