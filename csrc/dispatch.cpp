@@ -20,6 +20,7 @@ constexpr Compiled kCompiled[] = {  // from the least to the best
     TM_COMPILED(scalar),
 #if defined(__x86_64__)
     TM_COMPILED(avx2), TM_COMPILED(avx512), TM_COMPILED(avx512_vnni), TM_COMPILED(avx512_bf16),
+    TM_COMPILED(avx512_amx),
 #elif defined(__aarch64__)
     TM_COMPILED(neon), TM_COMPILED(neon_dot), TM_COMPILED(neon_bf16),
 #endif

@@ -4,6 +4,9 @@
 #include "choose.inl"
 #include "qkv.inl"
 #include "dense.inl"
+#if defined(TM_AMX)
+#include "amx.inl"
+#endif
 #include "sparse.inl"
 #include "attention.inl"
 #include "quantised.inl"

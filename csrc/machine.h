@@ -3,7 +3,13 @@
 
 #include "ops.h"
 
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
 #include <sys/sysctl.h>
@@ -29,6 +35,23 @@ inline bool has_bf16() { return false; }
 #endif
 #endif
 
+#if defined(__x86_64__)
+// Tile registers exist, and the system keeps them for this process. (They are asked for once.)
+inline bool has_amx() {
+#if defined(__linux__)
+  static const bool has = [] {
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    const bool tiles = (d >> 22 & 1) && (d >> 24 & 1);  // amx-bf16, amx-tile
+    return tiles && syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0;
+  }();
+  return has;
+#else
+  return false;
+#endif
+}
+#endif
+
 inline Isa machine_isa() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -39,7 +62,8 @@ inline Isa machine_isa() {
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (!avx512) return Isa::avx2;
   if (!__builtin_cpu_supports("avx512vnni")) return Isa::avx512;
-  return __builtin_cpu_supports("avx512bf16") ? Isa::avx512_bf16 : Isa::avx512_vnni;
+  if (!__builtin_cpu_supports("avx512bf16")) return Isa::avx512_vnni;
+  return has_amx() ? Isa::avx512_amx : Isa::avx512_bf16;
 #elif defined(__aarch64__)
   return !has_dot() ? Isa::neon : has_bf16() ? Isa::neon_bf16 : Isa::neon_dot;
 #else
@@ -60,7 +84,7 @@ inline const char* isa_name(Isa isa) {
 #if defined(__aarch64__)
   constexpr const char* kNames[] = {"scalar", "neon", "neon_dot", "neon_bf16"};
 #else
-  constexpr const char* kNames[] = {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16"};
+  constexpr const char* kNames[] = {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx"};
 #endif
   return kNames[static_cast<int>(isa)];
 }

@@ -22,7 +22,7 @@ constexpr bool gated(Act act) {
 #if defined(__aarch64__)
 enum class Isa : int { scalar, neon, neon_dot, neon_bf16 };  // each machine has all up to its best
 #else
-enum class Isa : int { scalar, avx2, avx512, avx512_vnni, avx512_bf16 };
+enum class Isa : int { scalar, avx2, avx512, avx512_vnni, avx512_bf16, avx512_amx };
 #endif
 
 constexpr int kTileColumns = 64;  // output columns of one packed weight tile
@@ -421,7 +421,8 @@ struct Table {
   void (*selective_scan)(const ScanOp&);
 };
 
-extern const Table table_scalar, table_avx2, table_avx512, table_avx512_vnni, table_avx512_bf16, table_neon,
+extern const Table table_scalar, table_avx2, table_avx512, table_avx512_vnni, table_avx512_bf16,
+    table_avx512_amx, table_neon,
     table_neon_dot, table_neon_bf16;
 
 std::vector<Isa> isas();  // that were compiled and that this machine has, from the least to the best; none: no kernel runs

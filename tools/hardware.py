@@ -70,7 +70,8 @@ when tokenmill starts. `make run` compiles that one alone. Results of two sets d
 SETS = {
     "scalar": ("any", "no"), "avx2": ("x86-64 with AVX2, FMA and F16C", "no"),
     "avx512": ("with AVX-512 F, BW, DQ and VL", "no"), "avx512_vnni": ("and VNNI", "no"),
-    "avx512_bf16": ("and BF16", "yes"), "neon": ("AArch64", "no: compared under emulation (`make test-neon`)"),
+    "avx512_bf16": ("and BF16", "yes"), "avx512_amx": ("and AMX with BF16 (Linux)", "yes"),
+    "neon": ("AArch64", "no: compared under emulation (`make test-neon`)"),
     "neon_dot": ("with dot products", "no: compared under emulation"),
     "neon_bf16": ("and BF16", "no: compared under emulation"),
 }  # fmt: skip
