@@ -197,7 +197,7 @@ def test_weights_kept_in_16_bits_too_serve_many_rows(table):
     q, scales = torch.randint(0, 16, (rows, columns), dtype=torch.uint8), torch.rand(rows, 2) / 8
     kernels = TritonKernels()
     made = [pack4(q.to(torch.int8) - 8, scales, None, torch.randn(rows).half())]
-    kernels.packed.update(made)
+    kernels.packed.update(dict.fromkeys(made))
     weight, x = made[0], torch.randn(70, columns).half()
     if table:
         weight.table = 1
@@ -211,5 +211,5 @@ def test_weights_kept_in_16_bits_too_serve_many_rows(table):
     assert torch.equal(kernels.product(x, weight), weight.bias.expand(70, rows))
     assert torch.equal(kernels.product(x[:5], weight), few)
     off = TritonKernels(without=("widened",))
-    off.packed.update(made)
+    off.packed.update(dict.fromkeys(made))
     assert off.keep_widened(torch.float16, need) == 0
