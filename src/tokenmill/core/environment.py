@@ -1,4 +1,5 @@
-"""Environment variables with tokenmill's prefix that nothing reads. Owns: finding them, and what is said of each.
+"""Environment variables that nothing reads: with tokenmill's prefix, and other servers' keys. Owns: finding them, and
+what is said of each.
 
 Must not know: the command line.
 """
@@ -17,9 +18,15 @@ TESTS = ("AXE", "DRAWS", "FAMILIES", "FUZZ_", "LOST_RANKS", "ONLY", "QUANTISE", 
          "SWITCH_", "THIS_MACHINE", "WEB_TIMEOUT_S")  # fmt: skip
 """How names begin that only this project's tests and benchmarks read."""
 
+KEYS = ("VLLM_API_KEY", "LLAMA_API_KEY")
+"""What vLLM and llama.cpp take a server's key from: whoever comes from them may think that there is one."""
+
 
 def unread_variables(environment: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each variable that looks like one of ours and is none."""
+    for variable in KEYS:
+        if environment.get(variable) and not environment.get(f"{PREFIX}API_KEY"):
+            yield f"{variable} is set, and nothing reads it: a server takes its key from --api-key or {PREFIX}API_KEY."
     ours = [variable for variable in sorted(environment) if variable.startswith(PREFIX)]
     if not ours:  # every command starts here
         return

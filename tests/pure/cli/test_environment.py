@@ -19,6 +19,13 @@ def test_a_variable_that_nothing_reads_is_named(name: str, said: str) -> None:
     assert sentence.startswith(name) and sentence.endswith(said)
 
 
+@pytest.mark.parametrize("name", ["VLLM_API_KEY", "LLAMA_API_KEY"])
+def test_another_servers_key_is_named_unless_there_is_one_of_ours(name: str) -> None:
+    (sentence,) = unread_variables({name: "secret"})
+    assert sentence.startswith(name) and "TOKENMILL_API_KEY" in sentence and "secret" not in sentence
+    assert not list(unread_variables({name: "secret", "TOKENMILL_API_KEY": "another"}))
+
+
 def test_options_places_and_tests_are_read() -> None:
     names = ("TOKENMILL_PORT", "TOKENMILL_MAX_MODEL_LEN", "TOKENMILL_HOME", "TOKENMILL_FAMILIES", "TOKENMILL_FUZZ_SEED")
     assert not list(unread_variables(dict.fromkeys(names, "1")))
