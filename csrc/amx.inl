@@ -22,7 +22,6 @@ struct alignas(64) AmxShape {  // as ldtilecfg reads it
 };
 
 // Two blocks of rows times two vectors of columns: registers 0 to 3 hold sums, 4 and 5 rows, 6 and 7 weights.
-template <bool kTwo>
 TM_INLINE void amx_square(const uint8_t* w, int64_t blocks, const bf16* x, int64_t stride, float* c, int64_t c_stride,
                           bool resume) {
   const bf16* below = x + kAmxRows * stride;
@@ -31,17 +30,13 @@ TM_INLINE void amx_square(const uint8_t* w, int64_t blocks, const bf16* x, int64
   if (resume) {
     _tile_loadd(0, c, c_bytes);
     _tile_loadd(1, c + 16, c_bytes);
-    if (kTwo) {
-      _tile_loadd(2, under, c_bytes);
-      _tile_loadd(3, under + 16, c_bytes);
-    }
+    _tile_loadd(2, under, c_bytes);
+    _tile_loadd(3, under + 16, c_bytes);
   } else {
     _tile_zero(0);
     _tile_zero(1);
-    if (kTwo) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
+    _tile_zero(2);
+    _tile_zero(3);
   }
   for (int64_t b = 0; b < blocks; ++b, w += kAmxSteps * kStepBytes, x += 2 * kAmxSteps, below += 2 * kAmxSteps) {
     _tile_loadd(6, w, kStepBytes);
@@ -49,18 +44,14 @@ TM_INLINE void amx_square(const uint8_t* w, int64_t blocks, const bf16* x, int64
     _tile_loadd(7, w + kLine, kStepBytes);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
-    if (kTwo) {
-      _tile_loadd(5, below, x_bytes);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
+    _tile_loadd(5, below, x_bytes);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
   }
   _tile_stored(0, c, c_bytes);
   _tile_stored(1, c + 16, c_bytes);
-  if (kTwo) {
-    _tile_stored(2, under, c_bytes);
-    _tile_stored(3, under + 16, c_bytes);
-  }
+  _tile_stored(2, under, c_bytes);
+  _tile_stored(3, under + 16, c_bytes);
 }
 
 // One block of rows times all four vectors: the weights are read once.
@@ -116,7 +107,7 @@ TM_INLINE void amx_blocks(const uint8_t* w, int64_t steps, const bf16* x, int64_
       continue;
     }
     for (int v = 0; v < 4; v += 2) {
-      amx_square<true>(w + v * kLine, blocks, from, stride, to + v * 16, c_stride, resume);
+      amx_square(w + v * kLine, blocks, from, stride, to + v * 16, c_stride, resume);
     }
   }
 }

@@ -63,24 +63,28 @@ TM_INLINE Prepared prepare_quantised(const LinearOp& op) {
   return {nullptr, 0, {q, scale, sum, width}};
 }
 
+// Which products go through tile registers, and how many rows share one pass over the weights.
+#if defined(TM_AMX)
+template <class Step>
+constexpr bool kInTiles = std::is_same<Step, PairStep>::value;
+template <class Step>
+constexpr int64_t kRowsAtOnce = kInTiles<Step> ? kAmxRows : kRows;
+#else
+template <class Step>
+constexpr bool kInTiles = false;
+template <class Step>
+constexpr int64_t kRowsAtOnce = kRows;
+#endif
+
 // c [rows, 64] = (resume ? c : 0) + x @ w over `steps` steps, of which all but the last ones are kDenseSteps.
 template <class Step>
 TM_INLINE void product_tile(const uint8_t* w, int64_t steps, const typename Step::X* x, int64_t stride, int64_t rows,
                             float* c, bool resume) {
 #if defined(TM_AMX)
-  if constexpr (std::is_same<Step, PairStep>::value) return amx_tile(w, steps, x, stride, rows, c, kTileColumns, resume);
+  if constexpr (kInTiles<Step>) return amx_tile(w, steps, x, stride, rows, c, kTileColumns, resume);
 #endif
   dense_tile<Step>(w, steps, x, stride, rows, c, kTileColumns, resume);
 }
-
-// Rows that share one pass over the weights.
-#if defined(TM_AMX)
-template <class Step>
-constexpr int64_t kRowsAtOnce = std::is_same<Step, PairStep>::value ? kAmxRows : kRows;
-#else
-template <class Step>
-constexpr int64_t kRowsAtOnce = kRows;
-#endif
 
 template <class Step>
 TM_INLINE void dense_sums(const LinearOp& op, const Prepared& in, int64_t tile, int64_t row, int64_t rows, float* c) {
@@ -242,13 +246,9 @@ TM_INLINE void sparse_sums(const LinearOp& op, const Prepared& in, int64_t tile,
   const uint8_t* at = base + sparse_begin(base, tile);
   const auto* x = static_cast<const typename Step::X*>(in.x) + row * in.stride;
   const int64_t steps = divide_up(op.k, Step::kPerStep);
-#if defined(TM_EXPANDS) && defined(TM_AMX)
-  constexpr bool expanded = !std::is_same<Step, PairStep>::value;  // tile registers load from memory
-#elif defined(TM_EXPANDS)
-  constexpr bool expanded = true;
-#endif
 #if defined(TM_EXPANDS)
-  if (expanded && rows <= kFewSparse && expands()) return expand_rows<Step>(at, steps, x, in.stride, rows, c);
+  // (Tile registers load from memory.)
+  if (!kInTiles<Step> && rows <= kFewSparse && expands()) return expand_rows<Step>(at, steps, x, in.stride, rows, c);
 #endif
   alignas(64) uint8_t lines[kDenseSteps * kStepBytes];
   for (int64_t s = 0; s < steps; s += kDenseSteps) {

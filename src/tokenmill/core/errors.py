@@ -60,6 +60,13 @@ class UnevenError(NotSharedError):
         super().__init__(f"--tensor-parallel-size: {what} cannot be split over {ranks} ranks; another number may do.")
 
 
+class NoExpertsError(NotSharedError):
+    """Experts are to be distributed, and the model has none."""
+
+    def __init__(self) -> None:
+        super().__init__("--enable-expert-parallel: this model has no experts to distribute; leave it out.")
+
+
 class UndividedError(NotSharedError):
     """Layers of the model read what others hold: none can be run without them."""
 

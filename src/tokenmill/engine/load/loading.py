@@ -19,7 +19,7 @@ from tokenmill.compute.forward import Kernels
 from tokenmill.compute.model import CausalLM
 from tokenmill.core.config import EngineConfig, cache_dir
 from tokenmill.core.cores import usable_cores
-from tokenmill.core.errors import ModelError, ParameterError
+from tokenmill.core.errors import ModelError, NoExpertsError, ParameterError
 from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
 from tokenmill.engine.load.compile_ahead import Compiling, compile_ahead
 from tokenmill.engine.load.draft_loading import LoadedDrafter, Target, load_drafter, states_of_drafter
@@ -299,7 +299,7 @@ def _step_tokens(config: EngineConfig, device: str, length: int) -> int:
 def check_stages(model: CausalLM, mesh: Mesh) -> None:
     """Refuse a checkpoint with tensors that no stage asked for, and expert options for a model without experts."""
     if mesh.place.whole_experts and not any(mesh.by_stage(model.spec.extras.get("mixtures", 0))):
-        raise ModelError("--enable-expert-parallel: this model has no experts to distribute; leave it out.")
+        raise NoExpertsError()
     if mesh.place.stages > 1:
         left = [set(each) for each in mesh.share(model.spec.extras.get("left", []))]
         check_leftovers(sorted(set.intersection(*left)))

@@ -13,7 +13,7 @@ import torch
 
 from tokenmill.compute.model import CausalLM, Checkpoint
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.errors import NotSharedError
+from tokenmill.core.errors import NoExpertsError, NotSharedError
 from tokenmill.engine.load.loading import check_ranks, device_of
 from tokenmill.engine.load.model_source import ModelSource
 from tokenmill.engine.options.balance_settings import read_balance
@@ -76,7 +76,7 @@ def _build_parts(config: EngineConfig, source: ModelSource, raw: dict[str, Any],
         if files is not None:
             files.close()
     if config.parallel.enable_expert_parallel and not any(model.spec.extras.get("mixtures", 0) for model in built):
-        raise NotSharedError("--enable-expert-parallel: this model has no experts to distribute; leave it out.")
+        raise NoExpertsError()
 
 
 def _build(config: EngineConfig, raw: dict[str, Any], files: Checkpoint | None, group: _Part, place: Place) -> CausalLM:

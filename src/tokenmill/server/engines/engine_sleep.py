@@ -10,16 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from tokenmill.core.errors import EngineDeadError, EngineLostError, UserError
 from tokenmill.core.sleeping import TAGS, Slept
 from tokenmill.engine.running.wire import Sleep, Wake
 from tokenmill.server.engines.keeper import Keeper
 from tokenmill.server.engines.state import EngineRecord
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("tokenmill.server")
 
